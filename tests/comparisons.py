@@ -29,7 +29,7 @@ def made(values, a="digits", b=("digits", "loader.batch_size=64"), statuses=(), 
             seeded = cfg.override(config, {"seed": config.seed + number})
             journal.write(
                 "start", name=journal.folder.name, number=2 * number + place, config=cfg.flat(seeded), budget_s=20.0,
-                drawn={"side": side, "seed": seeded.seed}, fingerprint=cfg.fingerprint(seeded),
+                drawn={"side": side, "seed": seeded.seed}, role="side", fingerprint=cfg.fingerprint(seeded),
                 environment={"device": "cpu", "cpu": "slow one", "cpu_cores": 2, "versions": {"torch": "2.15"}},
             )  # fmt: skip
             status = dict(statuses).get((side, number + 1), "ok")
@@ -40,6 +40,7 @@ def made(values, a="digits", b=("digits", "loader.batch_size=64"), statuses=(), 
                               samples_per_s=200.0, seconds={"train": 5.0 * index}, **{metric: on_the_way}, **label)  # fmt: skip
             journal.write("end", status=status, reason="" if status == "ok" else "needs 9 GiB", seconds={"train": 20.0})
     content = {"a": " ".join(a), "b": " ".join(b), "budget_s": 20.0, "pairs": 12, "within": None, "compile": "charged"}
+    content |= {"objective": metric, "mode": cfg.of(config).objective.mode}
     (folder / pairs.FILE).write_text(yaml.safe_dump(content | more))
     return folder
 

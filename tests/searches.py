@@ -36,10 +36,12 @@ def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 40
     drawn = wanted.expand(point or {}, "test")
     drawn = more.pop("drawn", drawn)
     config, name = wanted.config(drawn), f"t{number:04d}"
+    role = "repeat" if "seed" in drawn and wanted.seeds == 1 else "draw"
+    role = "confirm" if (folder.parent / "search.yaml").is_file() else role
     seconds = {"setup": 1.0, "compile": more.get("compile_s", 0.0), "data_wait": 0.5, "train": 19.5, "evaluation": 2.0}
     lines = [
         {
-            "event": "start", "time": 1000.0 + number, "name": name, "number": number, "drawn": drawn,
+            "event": "start", "time": 1000.0 + number, "name": name, "number": number, "drawn": drawn, "role": role,
             "budget_s": wanted.budget.of(config.devices).seconds, "unit": wanted.budget.unit,
             "config": cfg.flat(config) | more.get("config", {}), "fingerprint": cfg.fingerprint(config),
             "environment": {"cpu": "slow one", "cpu_cores": 2, "versions": {"torch": "2.15"}} | more.get("machine", {}),
@@ -97,8 +99,8 @@ def night(folder):
         place = write(folder, wanted, number, point, curve)
         Image.new("L", (40, 40), 90 * number).save(place / "samples.png")
     (folder / "sessions.jsonl").write_text(
-        json.dumps({"event": "begin", "time": 990.0, "command": "python -m tunediff.search digits --name night"}) + "\n"
-        + json.dumps({"event": "end", "time": 1090.0}) + "\n"
+        '{"event": "begin", "time": 990.0, "monotonic_s": 0, "command": "python -m tunediff.search digits --name night"}\n'
+        '{"event": "end", "time": 1090.0, "monotonic_s": 100}\n'
     )  # fmt: skip
     return folder
 

@@ -186,7 +186,7 @@ def test_a_damaged_folder(capsys):
     folder = made(BETTER)
     (folder / pairs.FILE).write_text("a: digits\n")
     assert compare.main(["--resume", "x"]) == 2
-    said = "compare.yaml: is damaged: b, budget_s, compile, pairs, within is missing"
+    said = "compare.yaml: is damaged: b, budget_s, compile, mode, objective, pairs, within is missing"
     assert said in capsys.readouterr().err
     assert compare.main(["--resume", str(folder), "--storage", "elsewhere"]) == 2, "as a path, which a shell completes"
     assert said in capsys.readouterr().err

@@ -206,7 +206,14 @@ def stored(folder, kind):
         torch.save({"config": {"workload": str(program)}, "result": {}}, folder / "checkpoint.pt")
         return folder / "checkpoint.pt"
     if kind == "training":
-        start = {"event": "start", "time": 1.0, "name": "t0000", "number": 0, "config": {"workload": str(program)}}
+        start = {
+            "event": "start",
+            "time": 1.0,
+            "role": "draw",
+            "name": "t0000",
+            "number": 0,
+            "config": {"workload": str(program)},
+        }
         start |= {"drawn": {}, "fingerprint": "", "budget_s": 1.0}
         (folder / "journal.jsonl").write_text(f"{json.dumps(start)}\n")
     else:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from tunediff.config import code as users
-from tunediff.config import removed
 from tunediff.config.code import WorkloadError
 from tunediff.config.workload import SHIPPED, find
 from tunediff.core import machine, remote, signals, text
@@ -214,7 +213,6 @@ class _Parser(argparse.ArgumentParser):
             refusal += f"; did you mean --{near[0]}?"
         elif knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
             refusal += f"; a knob is written {knob[1]}={knob[2]}"
-        refusal = _removed(message, re.split(r"[ .]", self.prog)[-1]) or refusal
         raise ConfigError(f"command line: {refusal}; all options: {self.prog} --help")
 
 
@@ -227,20 +225,6 @@ def _with_negative_values(words: Sequence[str]) -> list[str]:
         else:
             line.append(word)
     return line
-
-
-def _removed(message: str, command: str) -> str:
-    """Return the refusal of an option, or of its value, that an earlier version had; '' if none had
-    it."""
-    option = re.search(r"--([a-z-]+)", message)
-    value = re.search(r"invalid (?:choice|float value): '(.*?)'", message)
-    name = option[1].removeprefix("no-") if option is not None else ""
-    if message.startswith("unrecognized") and (gone := removed.reason(f"{command} --{name}")):
-        return f"--{name} is not allowed: {gone}"
-    if value is None:
-        return ""
-    gone = removed.reason(name.replace("-", "_"), "H,H" if "," in value[1] else value[1])
-    return f"--{name}: {value[1]!r} is not allowed: {gone}" if gone else ""
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:

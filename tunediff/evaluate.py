@@ -94,7 +94,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = cli.parser("evaluate", __doc__ or "")
-    parser.allow_abbrev = False  # the removed --data would be read as --data-path
     add = parser.add_argument
     add("run", metavar="RUN", help="the model")
     cli.add_storage(parser)

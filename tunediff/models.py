@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Systems, recorded, removed
+from tunediff.config import ConfigError, Systems, recorded
 from tunediff.core import remote, text
 from tunediff.core import trial_record as record
 
@@ -145,9 +145,6 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
             return _of_run(path / "trials" / best.name)
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, record.CHECKPOINT)):
             return _of_run(path)
-        if (path / "model_index.json").is_file():
-            gone = removed.reason("pipeline of diffusers")
-            raise ConfigError(f"{what}: is a pipeline of diffusers: {gone}")
     if paths:
         empty = "no model in this folder; looked for a search (search.yaml) and a training"
         files = f"{record.JOURNAL}, {WEIGHTS}, {record.CHECKPOINT}"

@@ -135,7 +135,7 @@ def finished(folder, text=FILE, failed=(), left_out=0, last="frechet"):
     for i, drawn in enumerate(wanted.candidates[: len(wanted.candidates) - left_out]):
         config, journal = wanted.config(drawn), Journal(folder / "trials" / f"t{i:04d}")
         journal.write(
-            "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, budget_s=20.0,
+            "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, role="draw", budget_s=20.0,
             fingerprint=cfg.fingerprint(config), environment={},
         )  # fmt: skip
         rate = 50 if config.timesteps.name == "speed" else 100

@@ -33,7 +33,7 @@ def write_trials(folder, wanted, ends, final=None):
         config = wanted.config(point)
         journal = Journal(folder / "trials" / f"t{number:04d}")
         journal.write(
-            "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=point,
+            "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=point, role="confirm",
             fingerprint=cfg.fingerprint(config), budget_s=20.0,
         )  # fmt: skip
         end = ends(config.loader.batch_size, config.seed)
@@ -520,9 +520,3 @@ def test_mistakes_are_refused(changes, message):
     with pytest.raises(ConfigError, match="night.yaml") as refused:
         search_space.parse(FILE | changes, "night.yaml")
     assert message in str(refused.value)
-
-
-def test_a_session_whose_clock_was_set_back_counts_nothing(tmp_path):
-    lines = [{"event": "begin", "time": 100.0}, {"event": "end", "time": 40.0}]
-    (tmp_path / "sessions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert sessions.spent_s(tmp_path) == 0.0

@@ -74,8 +74,13 @@ def test_the_page_loads_nothing_runs_one_script_and_shows_content_of_files_as_te
     )
     write(night, space, 4, {"loader.batch_size": 32}, curve=(), status="error", reason=EVIL)
     with (night / "sessions.jsonl").open("a") as file:
-        file.write(json.dumps({"event": "begin", "time": 5.0, "command": EVIL, "environment": {"cpu": EVIL}}) + "\n")
-        file.write(json.dumps({"event": "end", "time": 6.0}) + "\n")
+        file.write(
+            json.dumps(
+                {"event": "begin", "time": 5.0, "monotonic_s": 5.0, "command": EVIL, "environment": {"cpu": EVIL}}
+            )
+            + "\n"
+        )
+        file.write(json.dumps({"event": "end", "time": 6.0, "monotonic_s": 6.0}) + "\n")
     (night / "search.yaml").write_text((night / "search.yaml").read_text() + f"# {EVIL}\n")
     (place / "samples.png").write_text(f"<svg onload='alert(4)'>{EVIL}</svg>")
     page = written(night)
@@ -155,7 +160,7 @@ def test_a_search_that_has_just_begun(tmp_path, plain):
     [
         (KeyboardInterrupt, None, False, "interrupted · 3 of 8 trials ended · written"),
         (None, None, False, "ended · 3 of 8 trials ended · not begun: 5 of 8 trials: nothing new was left to draw · "),
-        (None, "4m", False, "nothing new was left to draw and to end within 4m00s · "),
+        (None, "4m", False, "not begun: 5 of 8 trials: nothing new was left to draw · "),
         (
             None,
             "4m",

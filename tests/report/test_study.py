@@ -51,7 +51,7 @@ def finished(folder, text, measure, ends=None, number=None):
         config, trial = wanted.config(drawn), folder / "trials" / f"t{i:04d}"
         journal = Journal(trial)
         journal.write(
-            "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, budget_s=5.0,
+            "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, role="draw", budget_s=5.0,
             fingerprint=cfg.fingerprint(config), environment={"cpu": "abacus", "cpu_cores": 2, "versions": {"torch": "9"}},
         )  # fmt: skip
         journal.write("worker", threads=2, device="cpu", not_effective=cfg.not_effective(config, "cpu"))

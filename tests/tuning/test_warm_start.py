@@ -84,15 +84,6 @@ def test_with_another_budget_the_best_are_tried_first(make, earlier):
     assert_best_first(searcher)
 
 
-def test_a_search_of_an_earlier_version_is_refused_with_the_reason(make, earlier):
-    """Its knobs meant something else: not misread, whoever opens it."""
-    baseline = earlier / "baseline.yaml"
-    baseline.write_text("".join(line for line in baseline.open() if not line.startswith("workload:")))
-    for read in (experiment.reopen, lambda folder: make(**EARLIER, warm_start=str(folder))):
-        with pytest.raises(ConfigError, match="earlier: was made by an earlier version and cannot be read"):
-            read(earlier)
-
-
 def test_what_lies_outside_the_space_is_left_out(make, earlier):
     searcher = make(
         search={"loader.batch_size": [128, 256], "optimizer.lr": {"low": 1e-4, "high": 1e-2}}, first=None,

@@ -180,10 +180,8 @@ def sessions(folder: Path) -> list[SearchSession]:
             first = line
             continue
         period = periods[-1]
-        # The monotonic clock, which nobody sets; earlier versions wrote none.
-        monotonic = is_number(first.get("monotonic_s")) and is_number(line.get("monotonic_s"))
-        clock = "monotonic_s" if monotonic else "time"
-        period.spent_s = max(0.0, line[clock] - first[clock])
+        # By the monotonic clock, which nobody sets
+        period.spent_s = max(0.0, line["monotonic_s"] - first["monotonic_s"])
         period.time_is_up |= line.get("event") == TIME_IS_UP
         if line.get("event") == "end":
             period.end, period.complete = line["time"], line.get("complete") is True
@@ -206,17 +204,13 @@ def not_begun(results: Results, periods: Sequence[SearchSession]) -> str:
     if many <= 0 or not periods or not periods[-1].complete:
         return ""
     why = "nothing new was left to draw"
-    if space.budget.total_s is not None:
-        limit = text.seconds(space.budget.total_s)
-        # Without the event, as earlier versions wrote none, either may be the reason.
-        either = f"{why} and to end within {limit}"
-        why = f"another would not end within {limit}" if periods[-1].time_is_up else either
     if periods[-1].time_is_up and space.budget.total_s is not None:
+        limit = text.seconds(space.budget.total_s)
         per_trial_s = space.budget.total_s / max(1, len(results.trials))
         enough = text.seconds(60.0 * math.ceil(per_trial_s * space.budget.trials / 60))
         words = ("--resume", results.folder.name, "--total", enough)
         more = text.command("search", *words, storage=results.folder.parent)
-        why = f"{why}; to run them: {more}"
+        why = f"another would not end within {limit}; to run them: {more}"
     return f"{many:,} of {text.pluralize(space.budget.trials, 'trial')}: {why}"
 
 

@@ -67,19 +67,18 @@ class PairTest:
     """Name of the metric as runs and judges print it: that of points where a run judges itself."""
 
     @classmethod
-    def read(cls, folder: Path, content: Mapping[str, Any], metric: str, mode: Mode) -> PairTest:
-        """Return the test of the comparison in a folder, whose file has this content; `metric` and
-        `mode` are for files of earlier versions, which do not name them."""
+    def read(cls, folder: Path, content: Mapping[str, Any]) -> PairTest:
+        """Return the test of the comparison in a folder, whose file has this content."""
         rules = Rules(
             content.get("level", LEVEL),
             content.get("one_sided", False),
             content.get("fixed", False),
         )
-        target, objective = content.get("target"), content.get("objective", metric)
+        target, objective = content.get("target"), content["objective"]
         return cls(
             read_runs(folder),
             objective if content.get("judge") is None else f"final_{objective}",
-            content.get("mode", mode),
+            content["mode"],
             content["pairs"],
             content["within"],
             rules,

@@ -259,20 +259,20 @@ def read(folder: Path) -> Pairs:
             f"{folder.name}: no such comparison in {folder.parent}; there are: {names}"
         )
     content = cfg.read_yaml(folder / FILE)
-    if missing := {"a", "b", "budget_s", "pairs", "within", "compile"} - content.keys():
+    needed = {"a", "b", "budget_s", "pairs", "within", "compile", "objective", "mode"}
+    if missing := needed - content.keys():
         raise ConfigError(f"{folder / FILE}: is damaged: {', '.join(sorted(missing))} is missing")
     files = [folder / side / recorded.CONFIG for side in SIDES]
     for file in files:
         recorded.own_file(file, file.parent)
     configs = tuple(map(cfg.load, files))
-    metric = cfg.of(configs[0]).objective
     return Pairs(
         folder,
         (content["a"], content["b"]),
         (configs[0], configs[1]),
         content["budget_s"],
         content["compile"] == "charged",
-        PairTest.read(folder, content, metric.name, metric.mode),
+        PairTest.read(folder, content),
         content.get("unit", "wall"),
         _json(folder / CODE),
         _json(folder / LEDGER),

@@ -187,16 +187,13 @@ def check_folder(request: TrainRequest) -> None:
             " another --name or --out"
         )
     identity = request.identity()
-    # Journals of earlier versions do not say what their trainings started from.
-    drawn = {"initial": identity["initial"]} | trial.drawn
-    if drawn["initial"] != identity["initial"]:
-        digest = drawn["initial"]
+    if (digest := trial.drawn["initial"]) != identity["initial"]:
         began = f"from weights of sha256 {digest}" if digest else "without --initial"
         given = "not given" if request.initial is None else f"{request.initial} is not allowed"
         raise ConfigError(
             f"--initial: {given}: {where} holds a training that started {began}; {again}"
         )
-    if (trial.budget_s, drawn) != (request.budget.seconds, identity):
+    if (trial.budget_s, trial.drawn) != (request.budget.seconds, identity):
         raise ConfigError(f"--budget: {where} holds a training {_budget_of(trial)}; {again}")
 
 

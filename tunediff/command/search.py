@@ -11,7 +11,7 @@ from tunediff.command import trial
 from tunediff.command.check import check
 from tunediff.command.definition import CommandDefinition, default_mode
 from tunediff.command.workload import common_type, make
-from tunediff.config import ConfigError, Lines, flatten, removed
+from tunediff.config import ConfigError, Lines, flatten
 from tunediff.config.knobs import nearest
 from tunediff.search_space import SearchSpace, duration_s
 from tunediff.search_space.sections import SearchFile
@@ -81,7 +81,7 @@ def _check_keys(rest: Lines, source: str) -> None:
     common = {field.name for field in dataclasses.fields(SearchFile)} - {"workload", "base"}
     known = [*OF_COMMAND, "command", "grace", *sorted(common)]
     for key in rest:
-        if key not in known and not removed.reason(key):
+        if key not in known:
             raise ConfigError(f"{source}: {key}: no such key; {nearest(str(key), known)}")
     if not {"search", "grid", "trials", "ladder"} & rest.keys():
         raise ConfigError(f"{source}: search: is missing: which parameters to vary, and how")

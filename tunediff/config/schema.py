@@ -18,7 +18,6 @@ from typing import Any, ClassVar
 import pydantic
 from pydantic import TypeAdapter
 
-from tunediff.config import removed
 from tunediff.config.checked_fields import fields_of
 from tunediff.config.knobs import (
     ConfigError,
@@ -178,8 +177,6 @@ class Schema:
     def _unknown(self, name: str, where: str) -> str:
         if inside := [knob for knob in self.knobs if knob.startswith(f"{name}.")]:
             return f"{where}: {name}: is a section, not a knob; its knobs: {', '.join(inside)}"
-        if gone := removed.reason(name):
-            return f"{where}: {name}: no such knob: {gone}"
         hint = nearest(name, self.knobs)
         if hint.startswith("allowed:"):  # too many to list
             sections = dict.fromkeys(knob.partition(".")[0] for knob in self.knobs)
@@ -193,7 +190,7 @@ class Schema:
     def from_dict(self, nested: Mapping[str, Any], where: str, check: bool = True) -> Any:
         """Return the configuration of sections, completed by defaults. Raises `ConfigError`.
 
-        A section that has become a union since then is taken for the union's first member.
+        A section that is a union and names no member is taken for its first one.
         """
         content = dict(nested)
         for union in self.members:
@@ -235,11 +232,9 @@ class Schema:
             name = name.rpartition(".")[0]
         if name not in self.knobs:
             return f"{where}: {name}: {value!r}: {detail['msg']}"
-        refusal = f"{where}: {name}: {value!r} is not allowed"
-        if gone := removed.reason(name, value):
-            return f"{refusal}: {gone}"
         knob = self.knobs[name]
-        return f"{refusal}; allowed: {knob.allowed}{knob.hint(value)}"
+        allowed = f"{knob.allowed}{knob.hint(value)}"
+        return f"{where}: {name}: {value!r} is not allowed; allowed: {allowed}"
 
 
 # ---- values of all knobs

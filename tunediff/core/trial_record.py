@@ -356,29 +356,12 @@ def _begun(start: Line, when: float, folder: Path) -> TrialRecord:
         **{field: start[field] for field in fields},
         unit=start.get("unit", "wall"),
         started=when,
-        role=start["role"] if "role" in start else _role_by_drawn(start["drawn"], folder),
+        role=start["role"],
     )
     # The folder of the search, with its copy of the workload, may have moved
     workload = str(record.config.get("workload"))
     record.config["workload"] = recorded.trained_by(workload, folder)
     return record
-
-
-def _role_by_drawn(drawn: Values, folder: Path) -> Role:
-    """Return the role of a run whose journal, of an earlier version, does not say it."""
-    search = folder.parent.parent
-    if "side" in drawn:
-        return "side"
-    if (search.parent / "search.yaml").is_file():
-        return "confirm"
-    return "repeat" if "seed" in drawn and not _has_several_seeds(search) else "draw"
-
-
-@functools.lru_cache(maxsize=64)
-def _has_several_seeds(search: Path) -> bool:
-    """Return whether the file of a search runs every configuration on several seeds."""
-    file = search / "search.yaml"
-    return file.is_file() and "seeds" in cfg.read_yaml(file)
 
 
 def _with_final(points: list[Point], final: Line) -> list[Point]:

@@ -66,7 +66,7 @@ def check(folder: Path) -> CheckedFolder:
     for key in ("objective", "mode", "pairs", "within"):
         if key not in content:
             raise ConfigError(f"{folder / pairs.FILE}: is damaged: {key} is missing")
-    test = PairTest.read(folder, content, content["objective"], content["mode"])
+    test = PairTest.read(folder, content)
     faults = [
         *_changed_files(folder, said.get("files", {})),
         *_other_numbers(measured(test), result),

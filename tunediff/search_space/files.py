@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, recorded
-from tunediff.config.knobs import nearest, refuse
+from tunediff.config.knobs import nearest
 from tunediff.core import remote, text
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -66,17 +66,12 @@ def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
 def of_search(folder: Path) -> Path:
     """Return the search file in the folder of a search.
 
-    Raises `ConfigError` if there is none, with a list, and for a search of an earlier version.
+    Raises `ConfigError` if there is none, with a list.
     """
     if not (folder / "search.yaml").is_file():
         searches = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
         missing = f"{folder.name or folder}: no such search in {folder.parent}"
         others = ", ".join(searches) or "none; --storage names another folder"
         raise ConfigError(f"{missing}; there are: {others}")
-    base = folder / "baseline.yaml"
-    earlier = base.is_file() and "workload" not in cfg.read_yaml(base)
-    unread = f"{folder.name}: was made by an earlier version and cannot be read: its baseline.yaml"
-    why = "does not say of which workload its knobs are; use that version, or search again"
-    refuse(earlier, f"{unread} {why}")
     recorded.check_search(folder)
     return folder / "search.yaml"

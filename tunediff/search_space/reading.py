@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import Lines, Metric, Workload, removed
+from tunediff.config import Lines, Metric, Workload
 from tunediff.config.knobs import refuse
 from tunediff.core.target import Target
 from tunediff.search_space import study
@@ -46,16 +46,9 @@ def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> 
 
 
 def load_recorded(folder: Path) -> SearchSpace:
-    """Return the recorded space of a search folder, also with keys that were removed since.
-
-    Raises `ConfigError`.
-    """
+    """Return the recorded space of a search folder. Raises `ConfigError`."""
     path = of_search(folder)
-    content = cfg.read_yaml(path)
-    space = parse(removed.without(content), str(path), folder)
-    return dataclasses.replace(
-        space, early_stopping=content.get("early_stopping", space.early_stopping)
-    )
+    return parse(cfg.read_yaml(path), str(path), folder)
 
 
 def read(

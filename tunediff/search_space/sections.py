@@ -15,7 +15,7 @@ import pydantic
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
 
-from tunediff.config import ConfigError, Knob, Lines, Values, removed
+from tunediff.config import ConfigError, Knob, Lines, Values
 from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, nearest, refuse, section
 from tunediff.core import text
 
@@ -231,8 +231,6 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
     if path[-1:] == ("[key]",):
         return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
     if kind in ("unexpected_keyword_argument", "invalid_key"):
-        if gone := removed.reason(str(path[0])):
-            return f"{where}: {path[0]}: no such key: {gone}"
         # last, as files begin with other keys
         names = sorted(keys, key=RunOptions.__dataclass_fields__.__contains__)
         return f"{where}: {path[0]}: no such key; {nearest(str(path[0]), names)}"
@@ -241,8 +239,6 @@ def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) ->
     if kind == "value_error":
         return f"{place}: {value!r} {detail['ctx']['error']}"
     knob = keys[path[0]]
-    if gone := removed.reason(knob.name, value):
-        return f"{place}: {value!r} is not allowed: {gone}"
     if kind == "missing":
         return f"{place}: is missing; {knob.description}"
     if kind == "list_type":

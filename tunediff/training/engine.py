@@ -279,7 +279,7 @@ class Engine(TrainingRun):
             checkpoints.put(self, before)
             if checkpoint is not None:
                 self.clock.load_state_dict(checkpoint["clock"])
-                self.clock.before_first_batch_s = checkpoint.get("before_first_batch_s", 0.0)
+                self.clock.before_first_batch_s = checkpoint["before_first_batch_s"]
                 self.pace.load_state_dict(checkpoint["pace"])
             constant = {
                 "first_step_s": first_step_s,
@@ -290,7 +290,8 @@ class Engine(TrainingRun):
                 constant["flops_per_sample"] = self.flops_per_sample
             devices = self.config.devices
             self.meter = Meter(self.clock, self.pace, self.phases, self.world, devices, constant)
-            self.meter.load_state_dict((checkpoint or {}).get("meter", {}))
+            if checkpoint is not None:
+                self.meter.load_state_dict(checkpoint["meter"])
 
     @contextlib.contextmanager
     def counting_flops(self) -> Iterator[None]:

@@ -83,10 +83,9 @@ class Meter:
         return {"device_s": self.device_s, "train_s": self._pace.train_s, "energy_j": joules}
 
     def load_state_dict(self, state: Mapping[str, float | None]) -> None:
-        """Go on from a checkpoint; one of an earlier version has none of it."""
-        if state:
-            self._before = {name: float(state[name] or 0.0) for name in ("device_s", "train_s")}
-            self._trained_j = state["energy_j"]
+        """Go on from a checkpoint."""
+        self._before = {name: float(state[name] or 0.0) for name in ("device_s", "train_s")}
+        self._trained_j = state["energy_j"]
 
     def add(self, loss: Tensor) -> None:
         """Add one step's loss, a scalar on the device."""
