@@ -1,199 +1,258 @@
 """Services for tracking experiments, by name.
 
-A service is imported when its class is made, in the process that speaks to it.
+The package of a service is imported when its first run is opened.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import json
-import sys
+import math
+import os
+import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-from tunediff.core import text
 from tunediff.core.point import Point
-from tunediff.integrations.mlflow_runs import MlflowRuns
-from tunediff.integrations.tracked_run import Run, RunEnd, numbers, project
+
+PROJECT = "tunediff"
+"""Default name of the project or experiment at a service."""
+_FIRST = {"loss", "train_s", "device_s", "samples", "samples_per_s", "steps", "peak_memory_mib"}
+"""Numbers that services show first, with the evaluation's; others: group `system`."""
+_SUCCESSES = ("ok", "pruned", "skipped")
 
 
-class WandbRuns:
-    """Weights & Biases: a run per trial, grouped by search; its files are in `wandb/` of the
-    search's folder. `WANDB_MODE=offline` writes files only."""
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One run at a service: a trial, or the search as a whole."""
 
-    package = "wandb"
+    kind: str
+    """`search`, `trial`, `confirming` (a confirming run) or `training` outside a search."""
+    name: str
+    """`t0003`, `confirm/t0003`; of the search its name."""
+    folder: Path
+    """Folder of the search."""
+    id: str
+    """Unique, also among searches of one name; of the characters that every service allows."""
+    config: Mapping[str, Any]
+    """Knobs by dotted name."""
 
-    def __init__(self, folder: Path) -> None:
-        self._wandb = importlib.import_module("wandb")
-        self._folder, self._runs = folder, dict[str, Any]()
 
-    def send(
-        self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
-    ) -> None:
-        if run.id not in self._runs:
-            self._runs[run.id] = self._begin(run)
-        opened = self._runs[run.id]
-        images = {name: self._wandb.Image(str(path)) for name, path in pictures.items()}
-        for point in points:
-            of_now = images if point is points[-1] else {}
-            opened.log({**numbers(point), **of_now}, step=point.index, commit=True)
-        if end is None:
-            return
-        if not points and images:
-            opened.log(images)
-        for path in end.files:
-            opened.log({path.stem: self._wandb.Html(str(path))})
-        opened.summary.update({"status": end.status, "reason": end.reason, **end.summary})
-        opened.finish(exit_code=int(end.failed))
-        del self._runs[run.id]
+class TrackedRun(Protocol):
+    """An open run of one service. Any method may raise what the service raises."""
+
+    package: ClassVar[str]
+
+    def __init__(self, run: Run) -> None: ...
+
+    def log(self, values: Mapping[str, float], samples: int) -> None:
+        """Send a point."""
+
+    def image(self, path: Path, samples: int) -> None:
+        """Send a picture."""
+
+    def end(self, values: Mapping[str, Any], files: Sequence[Path]) -> None:
+        """Send status and result of the run, and close it."""
 
     def close(self) -> None:
-        for opened in self._runs.values():
-            opened.mark_preempting()  # a run of the same id continues it
-            opened.finish(exit_code=1)
+        """Close a run that may go on later."""
 
-    def _begin(self, run: Run) -> Any:
-        quiet = self._wandb.Settings(
-            silent=True,
-            console="off",
-            disable_git=True,
-            save_code=False,
-            x_disable_stats=True,
-            x_disable_machine_info=True,
-        )
-        opened = self._wandb.init(
-            project=project("WANDB_PROJECT"),
+
+class WandbRun:
+    """Weights & Biases: runs grouped by search; files in `wandb/` of the search's folder.
+
+    `WANDB_MODE=offline` writes files only.
+    """
+
+    package: ClassVar[str] = "wandb"
+
+    def __init__(self, run: Run) -> None:
+        self._wandb = importlib.import_module("wandb")
+        self._run = self._wandb.init(
+            project=_project("WANDB_PROJECT"),
             name=run.name,
-            group=run.search,
+            group=run.folder.name,
             job_type=run.kind,
             id=run.id,
             resume="allow",
             reinit="create_new",
-            dir=str(self._folder),
+            dir=str(run.folder),
             config=dict(run.config),
-            settings=quiet,
+            settings={
+                "silent": True,
+                "console": "off",
+                "x_disable_stats": True,
+                "init_timeout": 30,
+            },
         )
-        opened.define_metric("train_s")
-        opened.define_metric("*", step_metric="train_s")
-        return opened
+        self._run.define_metric("*", step_metric="train_s")
+
+    def log(self, values: Mapping[str, float], samples: int) -> None:
+        self._run.log(dict(values), step=samples)
+
+    def image(self, path: Path, samples: int) -> None:
+        self._run.log({path.stem: self._wandb.Image(str(path))}, step=samples)
+
+    def end(self, values: Mapping[str, Any], files: Sequence[Path]) -> None:
+        for path in files:
+            self._run.log({path.stem: self._wandb.Html(str(path))})
+        self._run.summary.update(dict(values))
+        self._run.finish(exit_code=int(values["status"] not in _SUCCESSES))
+
+    def close(self) -> None:
+        self._run.mark_preempting()  # a run of the same id continues it
+        self._run.finish(exit_code=1)
 
 
-class TrackioRuns:
-    """Trackio's local database, or the Space or server that its own variables name.
+class TrackioRun:
+    """Trackio's local database, or the Space or server that its own variables name."""
 
-    It has one open run, so each is opened for what is sent and closed again.
-    """
+    package: ClassVar[str] = "trackio"
 
-    package = "trackio"
-
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, run: Run) -> None:
         self._trackio = importlib.import_module("trackio")
-
-    def send(
-        self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
-    ) -> None:
-        name = run.name if run.kind in ("search", "training") else f"{run.search}/{run.name}"
-        self._trackio.init(
-            project=project("TRACKIO_PROJECT"),
-            name=name,
-            group=run.search,
+        group = run.folder.name
+        self._run = self._trackio.init(
+            project=_project("TRACKIO_PROJECT"),
+            name=run.name if run.kind in ("search", "training") else f"{group}/{run.name}",
+            group=group,
             config=dict(run.config),
             resume="allow",
             embed=False,
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-        images = {key: self._trackio.Image(str(path)) for key, path in pictures.items()}
-        for point in points:
-            of_now = images if point is points[-1] else {}
-            self._trackio.log({**numbers(point), **of_now}, step=point.index)
-        if end is not None:
-            self._trackio.log({**end.values, **(images if not points else {})})
-            for path in end.files:
-                self._trackio.save(str(path))
-        self._trackio.finish()
+
+    def log(self, values: Mapping[str, float], samples: int) -> None:
+        self._run.log(dict(values), step=samples)
+
+    def image(self, path: Path, samples: int) -> None:
+        self._run.log({path.stem: self._trackio.Image(str(path))}, step=samples)
+
+    def end(self, values: Mapping[str, Any], files: Sequence[Path]) -> None:
+        self._run.log(dict(values))
+        self._run.finish()
 
     def close(self) -> None:
-        """Do nothing: every run is closed."""
+        self._run.finish()
 
 
-class TensorboardRuns:
-    """Event files for TensorBoard, a folder per run in `tensorboard/` of the search's folder.
+class MlflowRun:
+    """MLflow: a run per trial in one experiment, with the search as tag `search`."""
 
-    Steps are samples, and the relative time is training seconds.
-    """
+    package: ClassVar[str] = "mlflow"
 
-    package = "tensorboardX"
+    def __init__(self, run: Run) -> None:
+        mlflow = importlib.import_module("mlflow")
+        self._client, self._entities = mlflow.MlflowClient(), mlflow.entities
+        name = _project("MLFLOW_EXPERIMENT_NAME")
+        experiment = self._client.get_experiment_by_name(name)
+        place = experiment.experiment_id if experiment else self._client.create_experiment(name)
+        found = self._client.search_runs([place], f"tags.`tunediff.id` = '{run.id}'")
+        if found:
+            self._id = found[0].info.run_id
+            self._client.update_run(self._id, status="RUNNING")
+            return
+        tags = {"tunediff.id": run.id, "search": run.folder.name, "kind": run.kind}
+        self._id = self._client.create_run(place, tags=tags, run_name=run.name).info.run_id
+        params = [self._entities.Param(*item) for item in _strings(run.config).items()]
+        for begin in range(0, len(params), 100):  # a server takes no more at once
+            self._client.log_batch(self._id, params=params[begin : begin + 100])
 
-    def __init__(self, folder: Path) -> None:
-        # It imports torch where it finds it: seconds, and half a gigabyte, of no use here.
-        torch = sys.modules.get("torch")
-        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
-        try:
-            self._tensorboard = importlib.import_module("tensorboardX")
-            self._hparams = importlib.import_module("tensorboardX.summary").hparams
-        finally:
-            if torch is None:
-                del sys.modules["torch"]
-        self._folder, self._writers = folder / "tensorboard", dict[str, Any]()
+    def log(self, values: Mapping[str, float], samples: int) -> None:
+        when = round(1000 * values["train_s"])  # the axis of relative time: training seconds
+        metrics = [
+            self._entities.Metric(_mlflow_name(name), value, when, samples)
+            for name, value in values.items()
+        ]
+        self._client.log_batch(self._id, metrics=metrics)
 
-    def send(
-        self, run: Run, points: Sequence[Point], pictures: Mapping[str, Path], end: RunEnd | None
-    ) -> None:
-        writer = self._writer(run, points)
-        for point in points:
-            for name, value in numbers(point).items():
-                tag = name if "/" in name else f"evaluation/{name}"  # as `train` writes them
-                writer.add_scalar(tag, value, point.samples, walltime=run.at(point))
-        samples, when = (points[-1].samples, run.at(points[-1])) if points else (0, None)
-        for name, path in pictures.items():
-            writer.add_image(name, _pixels(path), samples, walltime=when, dataformats="HWC")
-        if end is not None:
-            lines = [f"- {name}: {text.number(value)}" for name, value in end.values.items()]
-            writer.add_text("result", "\n".join(lines), walltime=end.time)
-            writer.file_writer.add_summary(self._hparams({}, {})[2])
-            self._writers.pop(run.id).close()
-        else:
-            writer.flush()
+    def image(self, path: Path, samples: int) -> None:
+        self._client.log_artifact(self._id, str(path), f"images/{samples}")
+
+    def end(self, values: Mapping[str, Any], files: Sequence[Path]) -> None:
+        tags = [self._entities.RunTag(*item) for item in _strings(values).items()]
+        self._client.log_batch(self._id, tags=tags)
+        for path in files:
+            self._client.log_artifact(self._id, str(path))
+        failed = values["status"] not in _SUCCESSES
+        self._client.set_terminated(self._id, "FAILED" if failed else "FINISHED")
 
     def close(self) -> None:
-        for writer in self._writers.values():
-            writer.close()
-
-    def _writer(self, run: Run, points: Sequence[Point]) -> Any:
-        """Return a run's open writer; what a killed process wrote beyond `points` goes."""
-        if run.id not in self._writers:
-            folder = self._folder / run.name
-            # Names of event files have whole seconds, and are read in their order.
-            self._writers[run.id] = writer = self._tensorboard.SummaryWriter(
-                str(folder),
-                purge_step=points[0].samples if points and folder.exists() else None,
-                filename_suffix=f".{time.time_ns()}",
-            )
-            plain = (str, bool, int, float)
-            knobs = {
-                name: value if isinstance(value, plain) else json.dumps(value, default=str)
-                for name, value in run.config.items()
-            }
-            experiment, begin, _ = self._hparams(knobs, {f"evaluation/{run.objective}": None})
-            for part in (experiment, begin):
-                writer.file_writer.add_summary(part)
-        return self._writers[run.id]
+        """Leave the run open: it may go on."""
 
 
-def _pixels(path: Path) -> Any:
-    import numpy as np
-    from PIL import Image
+class TensorboardRun:
+    """Event files, a folder per run in `tensorboard/` of the search's folder; steps: samples."""
 
-    return np.asarray(Image.open(path).convert("RGB"))
+    package: ClassVar[str] = "tensorboardX"
+
+    def __init__(self, run: Run) -> None:
+        tensorboard = importlib.import_module("tensorboardX")
+        # Names of event files have whole seconds, and are read in their order.
+        self._writer = tensorboard.SummaryWriter(
+            str(run.folder / "tensorboard" / run.name), filename_suffix=f".{time.time_ns()}"
+        )
+        self._writer.add_text("knobs", _list(run.config))
+
+    def log(self, values: Mapping[str, float], samples: int) -> None:
+        for name, value in values.items():
+            tag = name if "/" in name else f"evaluation/{name}"  # as `train` writes them
+            self._writer.add_scalar(tag, value, samples)
+        self._writer.flush()
+
+    def image(self, path: Path, samples: int) -> None:
+        import numpy as np
+        from PIL import Image
+
+        pixels = np.asarray(Image.open(path).convert("RGB"))
+        self._writer.add_image(path.stem, pixels, samples, dataformats="HWC")
+
+    def end(self, values: Mapping[str, Any], files: Sequence[Path]) -> None:
+        self._writer.add_text("result", _list(values))
+        self._writer.close()
+
+    def close(self) -> None:
+        self._writer.close()
 
 
-SERVICES: dict[str, Any] = {
-    "wandb": WandbRuns,
-    "mlflow": MlflowRuns,
-    "trackio": TrackioRuns,
-    "tensorboard": TensorboardRuns,
+SERVICES: dict[str, type[TrackedRun]] = {
+    "wandb": WandbRun,
+    "mlflow": MlflowRun,
+    "trackio": TrackioRun,
+    "tensorboard": TensorboardRun,
 }
 """The classes by the names that `--track` takes; `package`: what has to be installed."""
+
+
+def numbers(point: Point) -> dict[str, float]:
+    """Return the finite numbers of a point by name; those about the machine as `system/…`."""
+    values = {
+        name: float(value)
+        for name, value in point.flat.items()
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    }
+    first = {*_FIRST, *point.metrics}
+    return {name if name in first else f"system/{name}": value for name, value in values.items()}
+
+
+def _project(variable: str) -> str:
+    """Return the project that the service's own variable names, or the default."""
+    return os.environ.get(variable) or PROJECT
+
+
+def _list(values: Mapping[str, Any]) -> str:
+    """Return values as a list in Markdown."""
+    return "\n".join(f"- {name}: {value}" for name, value in values.items())
+
+
+def _strings(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as MLflow takes parameters and tags."""
+    return {_mlflow_name(name): str(value)[:5000] for name, value in values.items() if value != ""}
+
+
+def _mlflow_name(name: str) -> str:
+    """Return a name with `_` for what MLflow refuses in names, such as `recall@5`."""
+    return re.sub(r"[^\w.\- /]", "_", name)[:250]

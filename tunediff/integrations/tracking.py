@@ -1,40 +1,40 @@
 """Track a search with a service for experiments: `--track wandb|mlflow|trackio|tensorboard`.
 
-A process beside the search follows the journals, which are its queue: what the service did not take
-stays there, and is sent later. `tracking.jsonl` in the folder of the search says what has been
-sent, so that a resumed search goes on with the same runs and sends nothing twice.
+A thread of the search follows its journals. `tracking.json` in the folder of the search says what
+has been sent, so that a resumed search goes on with the same runs.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.util
 import json
-import time
+import logging
+import threading
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis import journals
 from tunediff.analysis.following import Following
 from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
+from tunediff.core.files import write_text
 from tunediff.core.listeners import Activity, Listener, Say
 from tunediff.core.trial_record import TrialRecord, read_trial
-from tunediff.integrations.companion import Attempts, Companion, Facts, Sync, follow
-from tunediff.integrations.services import SERVICES
-from tunediff.integrations.tracked_run import Run, RunEnd, Service
+from tunediff.integrations.services import SERVICES, Run, TrackedRun, numbers
 from tunediff.tuning import sessions
 
-SENT, LOG = "tracking.jsonl", "tracking.log"
-"""Files in the folder of a search: what was sent, and what the service's package printed."""
-MAX_FAILING_S = 5.0
-"""Seconds of failing trials until the others wait: refusals are quick, timeouts not."""
+log = logging.getLogger(__name__)
+
+SENT = "tracking.json"
+"""File in the folder of the search: by service and run, the points sent and whether it ended."""
+EVERY_S, RETRY_S = 2.0, 15.0
+"""Seconds between two looks at the journals; seconds until a service that failed is tried again."""
+SILENT_S, PATIENCE_S = 5.0, 60.0
+"""Seconds at the end of the search until the user is told of the wait, and until it ends."""
 
 
-# ---- in the search
 def check(service: str | None) -> None:
     """Raise `ConfigError` for a service that does not exist or whose package is absent."""
     if service is None:
@@ -49,205 +49,125 @@ def check(service: str | None) -> None:
 
 def listeners(activity: Activity) -> Iterator[Listener]:
     """Yield the tracker of an activity that asks for one."""
-    if activity.track is None:
-        return
-    output = activity.folder / LOG
-    facts = Facts(
-        activity.folder,
-        f"--track {activity.track}",
-        service=activity.track,
-        objective=activity.objective,
-        settings=activity.settings,
-    )
-    rest = f"not everything was sent ({output}); to send the rest: {activity.resume}"
-    yield Companion(__name__, facts, output, rest, _last_words)
+    if activity.track is not None:
+        yield Tracker(activity)
 
 
-def _last_words(result: Mapping[str, Any]) -> str:
-    """Return the numbers and texts of a result as JSON."""
-    plain = (str, bool, int, float)
-    return json.dumps({key: value for key, value in result.items() if isinstance(value, plain)})
+class Tracker(Listener):
+    """Sends what the journals have and the service has not, in a thread that nothing waits for."""
 
+    def __init__(self, activity: Activity) -> None:
+        self._activity, self._service = activity, str(activity.track)
+        self._run_class = SERVICES[self._service]
+        self._path = activity.folder / SENT
+        self._state = json.loads(self._path.read_text()) if self._path.exists() else {}
+        self._search_id = self._state.setdefault("id", uuid.uuid4().hex[:12])
+        self._sent: dict[str, tuple[int, bool]] = self._state.setdefault(self._service, {})
+        self._open = dict[str, TrackedRun]()
+        self._followed = dict[Path, Following]()
+        self._result: Mapping[str, Any] | None = None
+        self._ended = threading.Event()
+        self._failed = self._spoken = False
 
-# ---- in the process
-class SentLog:
-    """What a service has taken, by run id: number of points, and the end; a line each."""
+    def search_begin(self, say: Say) -> None:
+        self._say = say
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
 
-    def __init__(self, folder: Path, service: str) -> None:
-        self._path, self._service = folder / SENT, service
-        self.points, self.ended = dict[str, int](), set[str]()
-        self.search_id = ""
-        for line in self._path.read_text().splitlines() if self._path.exists() else ():
-            with contextlib.suppress(ValueError, KeyError, TypeError):  # torn by a kill
-                self._read(json.loads(line))
-        if not self.search_id:
-            self._write({"search_id": uuid.uuid4().hex[:12]})
+    def search_end(self, result: Callable[[], Mapping[str, Any]] | None) -> None:
+        """Send the rest, for a while; say where something is left."""
+        self._result = None if result is None else result()
+        self._ended.set()
+        self._thread.join(SILENT_S)
+        option = f"--track {self._service}"
+        if self._thread.is_alive():
+            self._say(f"{option}: sending the rest; Ctrl-C leaves it for later")
+            self._thread.join(PATIENCE_S)
+        if self._thread.is_alive() or self._failed:
+            self._say(f"{option}: not everything was sent; this sends it: {self._activity.resume}")
 
-    def note(self, run: str, points: int, ended: bool) -> None:
-        """Note what the service has of a run."""
-        self._write({"service": self._service, "run": run, "points": points, "ended": ended})
+    def _work(self) -> None:
+        while not self._ended.wait(RETRY_S if self._failed else EVERY_S):
+            self._failed = not self._send_all()
+        self._failed = not self._send_all()
+        if self._result is not None:
+            self._failed |= not self._attempt(self._send_search, dict(self._result))
+        for run in self._open.values():
+            self._attempt(run.close)
 
-    def _read(self, line: Mapping[str, Any]) -> None:
-        self.search_id = line.get("search_id", self.search_id)
-        if line.get("service") == self._service:
-            self.points[line["run"]] = line["points"]
-            (self.ended.add if line["ended"] else self.ended.discard)(line["run"])
-
-    def _write(self, line: Mapping[str, Any]) -> None:
-        with open(self._path, "a") as file:
-            file.write(json.dumps(line) + "\n")
-        self._read(line)
-
-
-class Tracker:
-    """Sends what the journals have and the service has not."""
-
-    def __init__(self, facts: Facts, service: Service, say: Say) -> None:
-        self._facts, self._service = facts, service
-        later = "the search goes on, and its results are sent later"
-        self._attempts = Attempts(facts, later, say)
-        self._sent = SentLog(facts.folder, facts.service)
-        self._followed: dict[Path, Following] = {}
-
-    def sync(self, words: str = "", last: bool = False) -> bool:
-        """Send what is new; return whether the service has everything.
-
-        `last`: the search is over, with a result in `words` unless it was stopped; then the service
-        is tried once more, and closed.
-        """
-
-        def send() -> None:
-            refusal = self._send_all(json.loads(words) if words else None)
-            if last:
-                self._service.close()
-            if refusal is not None:
-                raise refusal
-
-        return self._attempts.attempt(send, last)
-
-    def _send_all(self, result: Mapping[str, Any] | None) -> Exception | None:
-        """Send every run with something new; return the first error, which blocks no other.
-
-        Raises the error of a service that seems to be gone; see `MAX_FAILING_S`.
-        """
-        folder, failing_s = self._facts.folder, 0.0
-        refusal: Exception | None = None
+    def _send_all(self) -> bool:
+        """Send what is new of every run; return whether the service took all of it."""
+        folder = self._activity.folder
         if (training := read_trial(folder)) is not None:  # of `tunediff train`: one run
-            self._send_trial(folder, dataclasses.replace(training, name=folder.name), "training")
-            return None
+            training = dataclasses.replace(training, name=folder.name)
+            return self._attempt(self._send_trial, folder, training, "training")
+        taken = True
         for search in [folder, *sessions.confirming_folders(folder)]:
             following = self._followed.setdefault(search, Following(search))
             following.read()
+            kind = "trial" if search == folder else "confirming"
             for trial in following.trials:
-                begun = time.monotonic()
-                try:
-                    self._send_trial(search, trial)
-                except Exception as error:
-                    failing_s += time.monotonic() - begun
-                    if failing_s > MAX_FAILING_S:
-                        raise
-                    refusal = refusal or error
-        if result is not None:
-            report = folder / "report.html"
-            files = (report,) if report.exists() else ()
-            end = RunEnd("ok", "", time.time(), result, files)
-            self._service.send(self._search_run(), [], _pictures(folder), end)
-        return refusal
+                taken &= self._attempt(self._send_trial, search, trial, kind)
+        return taken
 
-    def _send_trial(self, search: Path, trial: TrialRecord, kind: str = "trial") -> None:
+    def _attempt(self, send: Callable[..., object], *content: Any) -> bool:
+        """Return whether `send` succeeded; its first error is said."""
+        try:
+            send(*content)
+        except Exception as error:
+            if not self._spoken:
+                self._spoken = True
+                why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+                self._say(f"--track {self._service}: {why}; the search goes on, and is sent later")
+            log.debug("the service's error", exc_info=True)
+            return False
+        return True
+
+    def _send_trial(self, search: Path, trial: TrialRecord, kind: str) -> None:
         """Send what is new of a trial of `search`; each restart from the first step is a run."""
-        folder = search / "trials" / trial.name if kind == "trial" else search
-        prefix = (
-            "" if search == self._facts.folder else f"{search.relative_to(self._facts.folder)}/"
-        )
-        kind = "confirming" if prefix else kind
-        numbers = range(2, len(trial.restarts) + 2)
-        names = [trial.name, *(f"{trial.name}.{number}" for number in numbers)]
-        *earlier, run = (self._trial_run(prefix + name, kind, trial) for name in names)
-        for before, reason in zip(earlier, trial.restarts, strict=True):
-            if before.id in self._sent.points and before.id not in self._sent.ended:
-                why = f"started from the beginning: {reason or 'no checkpoint'}"
-                self._send(before, [], {}, RunEnd("restarted", why, trial.last_written))
-        new = trial.points[self._sent.points.get(run.id, 0) :]
-        end = _end(trial, self._facts.objective)
+        folder = search if kind == "training" else search / "trials" / trial.name
+        name = f"{trial.name}.{len(trial.restarts) + 1}" if trial.restarts else trial.name
+        if kind == "confirming":
+            name = f"{search.relative_to(self._activity.folder)}/{name}"
+        sent, ended = self._sent.get(name, (-1, False))
+        new = trial.points[max(sent, 0) :]
         # A training may go on after an end, such as lack of memory: then there are new points.
-        if new or (end and run.id not in self._sent.ended) or run.id not in self._sent.points:
-            self._send(run, new, _pictures(folder) if new else {}, end)
-
-    def _send(
-        self, run: Run, new: Sequence[Any], pictures: Mapping[str, Path], end: RunEnd | None
-    ) -> None:
-        search = self._search_run()
-        if run.kind != "training" and search.id not in self._sent.points:
-            # The run of the search comes first: others belong to it.
-            self._service.send(search, [], {}, None)
-            self._sent.note(search.id, 0, False)
-        self._service.send(run, new, pictures, end)
-        self._sent.note(run.id, self._sent.points.get(run.id, 0) + len(new), end is not None)
-
-    def _search_run(self) -> Run:
-        """Return the run of the search as a whole."""
-        facts, identifier = self._facts, self._sent.search_id
-        periods = journals.sessions(facts.folder)
-        started = min((period.begin for period in periods), default=time.time())
-        name = facts.folder.name
-        return Run(
-            "search", name, name, identifier, identifier, facts.objective, facts.settings, started
-        )
-
-    def _trial_run(self, name: str, kind: str, trial: TrialRecord) -> Run:
-        facts, search_id = self._facts, self._sent.search_id
+        if sent >= 0 and not new and ended == (trial.end is not None):
+            return
         side = {"side": trial.drawn["side"]} if "side" in trial.drawn else {}
-        identifier = f"{search_id}-{name.replace('/', '-')}"
-        return Run(
-            kind,
-            name,
-            facts.folder.name,
-            identifier,
-            search_id,
-            facts.objective,
-            trial.config | side,
-            trial.started,
-        )
+        run = self._opened(name, kind, trial.config | side)
+        for point in new:
+            run.log(numbers(point), point.samples)
+        if new:
+            for path in sorted(folder.glob("*.png")):
+                run.image(path, new[-1].samples)
+        if trial.end is not None:
+            value = trial.value(self._activity.objective)
+            final = {} if value is None else {f"final_{self._activity.objective}": value}
+            run.end({"status": trial.end.status, "reason": trial.remarks} | final, [])
+            del self._open[name]
+        self._note(name, len(trial.points), trial.end is not None)
 
+    def _send_search(self, result: dict[str, Any]) -> None:
+        """Send the run of the search as a whole, which has its result and its page."""
+        if read_trial(self._activity.folder) is not None:  # a training is its only run
+            return
+        name, page = self._activity.folder.name, self._activity.folder / "report.html"
+        plain = {
+            key: value for key, value in result.items() if isinstance(value, str | int | float)
+        }
+        run = self._opened(name, "search", self._activity.settings)
+        run.end({"status": "ok"} | plain, [page] if page.exists() else [])
+        del self._open[name]
 
-def _end(trial: TrialRecord, objective: str) -> RunEnd | None:
-    """Return how a trial ended; None: it has not."""
-    if trial.end is None:
-        return None
-    value = trial.value(objective)
-    result = {} if value is None else {f"final_{objective}": value}
-    return RunEnd(trial.end.status, trial.remarks, trial.ended, result)
+    def _opened(self, name: str, kind: str, config: Mapping[str, Any]) -> TrackedRun:
+        if name not in self._open:
+            identifier = f"{self._search_id}-{name.replace('/', '-')}"
+            folder = self._activity.folder
+            run = Run(kind, name, folder, identifier, dict(config))
+            self._open[name] = self._run_class(run)
+        return self._open[name]
 
-
-def _pictures(folder: Path) -> dict[str, Path]:
-    return {path.stem: path for path in sorted(folder.glob("*.png"))}
-
-
-class _Prepared:
-    """Imports and opens a service, now or, where that fails, when it is used."""
-
-    def __init__(self, name: str, folder: Path) -> None:
-        self._name, self._folder = name, folder
-        self._service: Service | None = None
-        with contextlib.suppress(Exception):  # is raised again when there is something to send
-            self._opened()
-
-    def _opened(self) -> Service:
-        self._service = self._service or SERVICES[self._name](self._folder)
-        return self._service
-
-    def send(self, *content: Any) -> None:
-        self._opened().send(*content)
-
-    def close(self) -> None:
-        if self._service is not None:
-            self._service.close()
-
-
-def _prepare(facts: Facts, say: Say) -> Sync:
-    return Tracker(facts, _Prepared(facts.service, facts.folder), say).sync
-
-
-if __name__ == "__main__":
-    follow(_prepare)
+    def _note(self, name: str, points: int, ended: bool) -> None:
+        self._sent[name] = points, ended
+        write_text(self._path, json.dumps(self._state))
