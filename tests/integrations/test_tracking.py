@@ -136,8 +136,8 @@ def test_a_run_that_is_refused_does_not_block_the_others(folder, space, sent):
 
 
 def test_a_service_that_hangs_does_not_keep_the_search(folder, space, sent, monkeypatch):
-    monkeypatch.setattr(tracking, "SILENT_S", 0.0)
-    monkeypatch.setattr(tracking, "PATIENCE_S", 0.0)
+    for limit in ("SILENT_S", "PATIENCE_S"):
+        monkeypatch.setattr(tracking, limit, 0.0)
     hanging = threading.Event()
     monkeypatch.setattr(services.SERVICES["mlflow"], "log", lambda *content: hanging.wait())
     assert len(track(folder)) == 1
