@@ -106,10 +106,10 @@ def outputs():
         "# JSON outputs",
         "Keys and types of every output; [JSON for scripts](../json.md) has the rules.",
     ]
-    for path in sorted(knobs.OUTPUTS.glob("*.json")):
+    for path in sorted((Path(knobs.__file__).parent / "schemas").glob("*.json")):
         schema = json.loads(path.read_text(encoding="utf-8"))
         parts.append(
-            f"## {schema['title'].removeprefix('tunediff ')}\n\n`tunediff knobs --schema {path.stem}`"
+            f"## {schema['title'].removeprefix('tunediff ')}\n\n`tunediff/schemas/{path.name}`"
         )
         parts += [_keys(schema)] if "properties" in schema else []
         for name, of in schema.get("$defs", {}).items():

@@ -2,17 +2,19 @@
 
 import functools
 import json
+from pathlib import Path
 
 import jsonschema
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
 
+import tunediff
 from tunediff.core import text
-from tunediff.knobs import OUTPUTS
 from tunediff.report.pair_result import ComparisonResult
 from tunediff.report.search_result import SearchResult
-from tunediff.search_space import json_schema
 
+OUTPUTS = Path(tunediff.__file__).parent / "schemas"
+"""JSON Schemas of what commands print, `search-output.json` of `search --json`."""
 MODELS = {"search": SearchResult, "compare": ComparisonResult}
 """Models by command; the other schemas are written by hand."""
 NAMES = sorted(path.stem for path in OUTPUTS.glob("*-output.json") if path.stem != "progress-output")
@@ -37,7 +39,7 @@ def generated(command):
             model["properties"][name] = key | words
     version = {"const": text.SCHEMA, "description": "version of these keys and their types"}
     content = {
-        "$schema": json_schema.DRAFT,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"tunediff {command} --json",
         "type": "object",
         "properties": {"schema": version, **schema["properties"]},
@@ -45,7 +47,14 @@ def generated(command):
         "additionalProperties": False,
         "$defs": schema.get("$defs", {}),
     }
-    return json_schema.to_text({key: value for key, value in content.items() if value != {}})
+    lines = []  # one for each key, property and definition
+    for key, value in content.items():
+        written = json.dumps(value, ensure_ascii=False)
+        if key in ("properties", "$defs"):
+            inside = (f"    {json.dumps(name)}: {json.dumps(of, ensure_ascii=False)}" for name, of in value.items())
+            written = "{\n" + ",\n".join(inside) + "\n  }"
+        lines += [f"  {json.dumps(key)}: {written}"] if value != {} else []
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from tunediff import cli, knobs, search
+from tunediff import cli, search
 from tunediff.core import text
 
 WORDS = "4 trials × 3s → 0.9 ± 0.1 ▁▂▃"
@@ -114,12 +114,6 @@ def test_help_is_on_stdout_also_with_json(capsys):
     with pytest.raises(SystemExit):
         search.main(["--json", "--help"])
     assert capsys.readouterr().out.startswith("usage: ")
-
-
-@pytest.mark.parametrize("name", ["search", "search-output"])
-def test_json_schemas_are_on_stdout_also_with_json(capsys, name):
-    assert knobs.main(["--schema", name, "--json"]) == 0
-    assert "$schema" in json.loads(capsys.readouterr().out)
 
 
 @pytest.mark.training  # in processes of their own

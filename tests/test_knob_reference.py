@@ -2,9 +2,9 @@
 
 import json
 
-import jsonschema
 import pytest
 
+from tests.json_schemas import OUTPUTS
 from tunediff import config as cfg
 from tunediff import knobs
 from tunediff.__main__ import COMMANDS
@@ -68,24 +68,8 @@ def test_text_names_bounds_defaults_and_the_member_that_a_knob_belongs_to(capsys
     )
 
 
-@pytest.mark.parametrize("path", sorted(knobs.OUTPUTS.glob("*.json")), ids=lambda path: path.stem)
-def test_every_output_has_a_schema_that_is_printed_by_its_name(capsys, path):
-    assert knobs.main(["--schema", path.stem]) == 0
-    content = json.loads(capsys.readouterr().out)
-    jsonschema.Draft202012Validator.check_schema(content)
-    assert content["title"].startswith("tunediff ")
-
-
 def test_every_command_with_json_has_a_schema():
     printing = {*COMMANDS, "search-dry-run", "compare-dry-run"} - {"mcp"}  # its tools return what the others print
     assert {f"{name}-output" for name in printing} | {"progress-output"} == {
-        path.stem for path in knobs.OUTPUTS.glob("*.json")
+        path.stem for path in OUTPUTS.glob("*.json")
     }
-
-
-@pytest.mark.parametrize("kind", ["search", "configuration"])
-def test_schema_for_editors_is_printed_as_json(capsys, kind):
-    assert knobs.main(["--schema", kind]) == 0
-    content = json.loads(capsys.readouterr().out)
-    assert content["$schema"].startswith("https://json-schema.org/")
-    assert content["additionalProperties"] is False

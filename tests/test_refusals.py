@@ -177,7 +177,6 @@ export small --diffusers --out text/in                | --out: text/in
 report nope                                           | nope:
 knobs nothing                                         | PREFIX: 'nothing'
 knobs --workload mnist                                | --workload: workload: unknown name 'mnist'
-knobs --schema nothing                                | command line: --schema: 'nothing'
 """
 
 

@@ -1,9 +1,7 @@
 """List the knobs of a workload: `python -m tunediff.knobs [PREFIX]`.
 
 PREFIX is a knob (`optimizer.lr`) or a section (`timesteps`). Without --workload the knobs are those
-of the digits. `--schema search` prints a JSON Schema of search files instead, for editors: write it
-to a file and name that in the first line of a search file, `# yaml-language-server: $schema=FILE`.
-`--schema search-output` is that of what `search --json` prints, and so on.
+of the digits.
 """
 
 from __future__ import annotations
@@ -14,19 +12,13 @@ import json
 import sys
 import textwrap
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Knob, Systems
 from tunediff.config.knobs import knobs_of, nearest
-from tunediff.search_space import json_schema
 
-OUTPUTS = Path(__file__).parent / "schemas"
-"""JSON Schemas of what commands print, `search-output.json` of `search --json`."""
-FILES = ("search", "configuration")
-"""What `--schema` makes of the knobs of a workload."""
 UNITS = {"_per_s": "1/s", "_s": "s", "_mib": "MiB"}
 """Units by the ending of a knob's name."""
 
@@ -41,42 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     cli.completes(prefix, cli.knob_names, files=False)
     workload = "digits, cifar10, images, …, or mine.py (default: %(default)s)"
     add("--workload", default="digits", metavar="NAME", help=workload)
-    outputs = sorted(path.stem for path in OUTPUTS.glob("*.json"))
-    schema = (
-        "print the JSON Schema of search files, of configurations such as an exported best.yaml, or"
-        " of an output: "
-    )
-    add(
-        "--schema",
-        choices=(*FILES, *outputs),
-        metavar="NAME",
-        help=schema + ", ".join((*FILES, *outputs)),
-    )
     cli.add_json(parser)
     args: argparse.Namespace = parser.parse_args(argv)
-    if args.schema in outputs:
-        cli.restore_stdout()
-        print((OUTPUTS / f"{args.schema}.json").read_text(encoding="utf-8"), end="")
-        return cli.OK
     baseline = cfg.baseline(args.workload, "--workload")
-    if args.schema is not None:
-        cli.restore_stdout()
-        print(schema_of_files(baseline.schema, args.schema), end="")
-        return cli.OK
     entries = describe(baseline, args.prefix)
     if args.json:
         cli.print_json({"workload": args.workload, "knobs": entries})
     else:
         print("\n\n".join(map(in_words, entries)))
     return cli.OK
-
-
-def schema_of_files(schema: cfg.Schema, kind: str) -> str:
-    """Return the JSON Schema of search files or configurations of a workload, as text; `kind`: of
-    `FILES`."""
-    if kind == "configuration":
-        return json_schema.to_text(json_schema.configuration(schema))
-    return json_schema.to_text(json_schema.search_file(schema, cfg.baseline_names()))
 
 
 def describe(baseline: Systems, prefix: str = "") -> list[dict[str, Any]]:

@@ -57,7 +57,7 @@ class PairedComparison:
     def json(self) -> dict[str, Any]:
         """Return the result as `tunediff compare --json` prints it.
 
-        `tunediff knobs --schema compare-output` describes its keys.
+        `tunediff/schemas/compare-output.json` describes its keys.
         """
         return as_printed(pair_summary.as_json(self.folder))
 

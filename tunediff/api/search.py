@@ -72,7 +72,7 @@ class Search:
     def json(self) -> dict[str, Any]:
         """Return the result as `tunediff search --json` prints it.
 
-        `tunediff knobs --schema search-output` describes its keys.
+        `tunediff/schemas/search-output.json` describes its keys.
         """
         return as_printed(summary.as_json(self._evidence()))
 

@@ -50,7 +50,7 @@ class Training:
     def json(self) -> dict[str, Any]:
         """Return the result as `tunediff train --json` prints it.
 
-        `tunediff knobs --schema train-output` describes its keys.
+        `tunediff/schemas/train-output.json` describes its keys.
         """
         return as_printed(text.versioned(train_run.as_json(self.folder)))
 

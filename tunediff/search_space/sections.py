@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 
 import pydantic
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BeforeValidator, Field, TypeAdapter, WithJsonSchema
+from pydantic import BeforeValidator, Field, TypeAdapter
 
 from tunediff.config import ConfigError, Knob, Lines, Values
 from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, nearest, refuse, section
@@ -78,8 +78,7 @@ def duration_s(value: str | float, where: str) -> Seconds:
         raise ConfigError(f"{where}: {value!r} {error}") from None
 
 
-_DURATION_TEXT = {"type": "string", "pattern": rf"^\s*{_DURATION.pattern}\s*$"}
-Duration = Annotated[float, BeforeValidator(_seconds), WithJsonSchema(_DURATION_TEXT)]
+Duration = Annotated[float, BeforeValidator(_seconds)]
 
 
 def _times(value: Any) -> str:
@@ -90,9 +89,7 @@ def _times(value: Any) -> str:
     return str(value)
 
 
-Times = Annotated[
-    str, BeforeValidator(_times), WithJsonSchema({"type": "string", "pattern": r"^[1-9]\d*x$"})
-]
+Times = Annotated[str, BeforeValidator(_times)]
 """A multiple of a trial's budget."""
 
 
