@@ -116,32 +116,6 @@ def test_help_is_on_stdout_also_with_json(capsys):
     assert capsys.readouterr().out.startswith("usage: ")
 
 
-@pytest.mark.training  # in processes of their own
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("tunediff se", "search"),
-        ("tunediff search studies/lad", "studies/ladder"),
-        ("tunediff train timesteps.unt", "timesteps.until="),
-        *(
-            pytest.param(*row, marks=pytest.mark.nightly)
-            for row in (
-                ("tunediff search --wa", "--warm-start"),
-                ("tunediff search digits_cl", "digits_classifier"),
-                ("tunediff knobs timesteps.unt", "timesteps.until"),
-            )
-        ),
-    ],
-)
-def test_a_shell_completes_commands_options_files_and_knobs(tmp_path, line, expected):
-    out = tmp_path / "out"
-    asked = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_STDOUT_FILENAME": str(out), "_ARGCOMPLETE_IFS": " "}
-    point = {"COMP_LINE": line, "COMP_POINT": str(len(line))}
-    # In a process of its own: argcomplete takes file descriptor 9.
-    subprocess.run([sys.executable, "-m", "tunediff"], env=os.environ | asked | point, check=True, close_fds=True)
-    assert out.read_text().split() == [expected]
-
-
 @pytest.mark.training  # in a process of its own: subprocesses write to the descriptor
 def test_only_the_json_of_a_result_is_on_stdout():
     program = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 
@@ -30,8 +29,6 @@ COMMANDS = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first word names, or print what there is; return the code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    if "_ARGCOMPLETE" in os.environ:
-        words = _words_to_complete()
     if words and words[0] in COMMANDS:
         name = f"tunediff.{words[0]}"
         package = importlib.import_module(name)
@@ -40,18 +37,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return int(module.main(words[1:]))
     return _overview(words)
-
-
-def _words_to_complete() -> list[str]:
-    """Return the command to complete; print all commands and exit if none is named yet."""
-    first, *more = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")[1:]
-    if more and first in COMMANDS:
-        os.environ["_ARGCOMPLETE"] = "2"  # how many words name the program
-        return [first]
-    parser = cli.parser("", "")
-    parser.add_argument("command", choices=COMMANDS)
-    parser.parse_args([])
-    return []
 
 
 @cli.guarded

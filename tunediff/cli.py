@@ -15,13 +15,12 @@ import re
 import signal
 import sys
 import webbrowser
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from tunediff.config import code as users
 from tunediff.config.code import WorkloadError
-from tunediff.config.workload import SHIPPED, find
 from tunediff.core import machine, remote, signals, text
 from tunediff.core.errors import (
     BAD_INPUT,
@@ -180,14 +179,9 @@ def open_in_browser(page: Path) -> None:
 
 # ---- command line
 class _Parser(argparse.ArgumentParser):
-    def parse_args(self, *args: Any, **named: Any) -> Any:
-        _complete(self)
-        return super().parse_args(*args, **named)
-
     def parse_intermixed_args(self, args: Sequence[str] | None = None) -> Any:  # type: ignore[override]
         """Parse options and `words` in any order; what follows `--` is no option, which argparse
         forgets in this case."""
-        _complete(self)
         line = _with_negative_values(sys.argv[1:] if args is None else args)
         end = line.index("--") if "--" in line else len(line)
         parsed = super().parse_intermixed_args(line[:end])
@@ -250,10 +244,7 @@ def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None
         if "metavar" in field.metadata:
             details["metavar"] = field.metadata["metavar"]
         if field.name == "words":
-            completes(
-                parser.add_argument("words", nargs="*", **details),
-                field.metadata.get("complete", list),
-            )
+            parser.add_argument("words", nargs="*", **details)
             continue
         flags = [*([field.metadata["short"]] if "short" in field.metadata else []), flag_of(field)]
         required, kind = field.default is REQUIRED, type_of(field)
@@ -289,35 +280,3 @@ def add_average(parser: argparse.ArgumentParser) -> None:
         " ema.snapshots=true (default: those that were evaluated)"
     )
     parser.add_argument("--ema", type=float, metavar="H", help=words)
-
-
-# ---- completion in shells
-def _complete(parser: argparse.ArgumentParser) -> None:
-    """Print how the command line may go on, and exit, where a shell asks for that: the extra
-    `completion`."""
-    if "_ARGCOMPLETE" in os.environ:
-        import argcomplete
-
-        argcomplete.autocomplete(parser, always_complete_options="long")
-
-
-def completes(
-    action: argparse.Action, names: Callable[[], Iterable[str]], files: bool = True
-) -> None:
-    """Let shells complete the words of an argument with these names; with `files` also with files,
-    and with knobs up to the `=`."""
-
-    def matching(prefix: str, **_: Any) -> list[str]:
-        from argcomplete.completers import FilesCompleter
-
-        found = [*names()]
-        if files:
-            found += [*FilesCompleter()(prefix), *(f"{knob}=" for knob in knob_names())]
-        return [word for word in dict.fromkeys(found) if word.startswith(prefix)]
-
-    action.completer = matching  # type: ignore[attr-defined]
-
-
-def knob_names() -> list[str]:
-    """Return the knobs of all shipped workloads, each once."""
-    return list(dict.fromkeys(knob for name in SHIPPED for knob in find(name).schema.knobs))

@@ -29,8 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = cli.parser("knobs", __doc__ or "")
     add = parser.add_argument
     words = "a knob or a section (default: all)"
-    prefix = add("prefix", nargs="?", default="", metavar="PREFIX", help=words)
-    cli.completes(prefix, cli.knob_names, files=False)
+    add("prefix", nargs="?", default="", metavar="PREFIX", help=words)
     workload = "digits, cifar10, images, …, or mine.py (default: %(default)s)"
     add("--workload", default="digits", metavar="NAME", help=workload)
     cli.add_json(parser)

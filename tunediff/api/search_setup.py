@@ -79,7 +79,6 @@ class SearchOptions(SearchKeywords):
         "search file (default: digits), or a workload's file, which is searched around its"
         " baseline",
         "SPACE.yaml | mine.py | knob=value",
-        complete=search_space.shipped,
     )
     resume: str | None = option(None, "go on with a search that was interrupted", metavar="NAME")
     dry_run: bool = option(

@@ -27,15 +27,15 @@ def option(default: Any, help: str, **details: Any) -> Any:
     """Return a dataclass field with what a command line needs to know of it.
 
     `details`: `flag`, where it is not the name of the field, `choices`, `metavar`, `short`,
-    `repeated` for an option that may be given several times, a function `convert(value, flag)` that
-    returns or refuses a value, and a function `complete()` that returns words for a shell.
+    `repeated` for an option that may be given several times, and a function `convert(value, flag)`
+    that returns or refuses a value.
     """
     return dataclasses.field(default=default, metadata={"help": help, **details})
 
 
-def words_option(help: str, metavar: str, **details: Any) -> Any:
+def words_option(help: str, metavar: str) -> Any:
     """Return a field for the words of a command line that belong to no option."""
-    return option((), help, metavar=metavar, flag="words", **details)
+    return option((), help, metavar=metavar, flag="words")
 
 
 @dataclasses.dataclass(kw_only=True)
