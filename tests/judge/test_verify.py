@@ -31,13 +31,15 @@ def repository(folder):
     """Make a git repository of a folder, with a training that takes no time."""
     (folder / "train.py").write_text(NOISY)
     (folder / ".gitignore").write_text("ray_results\n")
-    for words in (
-        ["init", "-q"],
-        ["add", "-A"],
-        ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"],
-    ):
-        subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
+    commit(folder)
     return folder
+
+
+def commit(folder):
+    """Commit all that is in a folder, also where nothing has changed."""
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "-A"], [*who, "commit", "--allow-empty", "-qm", "first"]):
+        subprocess.run(["git", "-C", str(folder), *words], check=True, capture_output=True)
 
 
 @pytest.fixture

@@ -162,6 +162,8 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         }
         measured = _check_sides(sides, side_words, options, say)
         sides = [cfg.found_again(config) for config in sides]
+        for words, config in zip(side_words, sides, strict=True):
+            compare_sides.refuse_working_copy(words[0], config)  # what the check imported later
         if measured or compare_sides.are_known(sides, Path(temporary)):
             compare_sides.refuse_equal(side_words, sides, most, device)
         draws_seeds = options.seed is None and not named

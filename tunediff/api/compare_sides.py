@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunediff import config as cfg
+from tunediff.command import worktrees
 from tunediff.config import ConfigError, Systems
 from tunediff.core.git import commit_of, git
 from tunediff.core.refusals import allow
+from tunediff.core.text import shown
 from tunediff.data.knobs import Data
 from tunediff.search_space.model import PAIR_SEED_OFFSET
 
@@ -53,7 +55,24 @@ def side_of(words: Sequence[str], elsewhere: Path) -> Systems:
     else:
         name = words[0]
     config: Systems = cfg.named(Path(name), words[1:], "command line")
+    refuse_working_copy(words[0], config)
     return cfg.override(config, {"seed": config.seed + PAIR_SEED_OFFSET})
+
+
+def refuse_working_copy(word: str, config: Systems) -> None:
+    """Refuse a revision of a file that has loaded a module of the working copy, which is that of
+    both sides. Raises `ConfigError`."""
+    name, at, _ = word.rpartition("@")
+    file, code = Path(name.partition(":")[0]), cfg.of(config).file
+    if not at or code is None or file.suffix != ".py":
+        return
+    loaded = sorted({code.source(path) for path in code.contents})
+    for other in worktrees.others(loaded, file.absolute().parent, code.root):
+        raise ConfigError(
+            f"{word}: {shown(other)} was loaded, which is not of that revision: both sides would"
+            " run it (an editable install, or PYTHONPATH); allowed: modules beside the file, or"
+            " sys.path.insert(0, …) in it of a folder beside its __file__"
+        )
 
 
 def _at_revision(file: Path, revision: str, target: Path) -> Path:

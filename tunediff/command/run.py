@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunediff.command import worktrees
 from tunediff.command.curve import Curve
 from tunediff.command.definition import CommandDefinition
 from tunediff.command.metrics import MetricFile, MetricPattern, Reduction, declared, value_in
@@ -63,6 +64,7 @@ class CommandRun:
         """Return the environment of this run."""
         cache = self.folder / "cache"
         added: dict[str, Any] = {
+            **worktrees.environment(self.folder),
             "TUNEDIFF_SEED": self.seed,
             "TUNEDIFF_FOLDER": self.folder,
             "TUNEDIFF_BUDGET_S": self.budget_s,
@@ -232,6 +234,7 @@ def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Ite
         ended = signalled_at or time.monotonic()
     finally:
         code = process.finish()
+    worktrees.refuse_others(run.folder, Path(definition.folder))
     if ending is None:
         reader.read_file(ended)
     yield from _news(reader, ended)

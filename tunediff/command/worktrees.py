@@ -1,15 +1,25 @@
-"""Check out the revisions that a comparison runs, as git worktrees in its folder."""
+"""Check out the revisions that a comparison runs, as git worktrees in its folder, and see to it
+that these are what runs."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tunediff.config.recorded import SIDES
+from tunediff.core.errors import ConfigError
 from tunediff.core.git import commit_of, git
+from tunediff.core.text import shown
 
 SOURCE = "source"
-"""Folder of a side with the worktree of its revision."""
+"""Folder of a side with the worktree of its revision, or with a copy of what it ran elsewhere."""
 WORKING_COPY = "."
 """The revision that is no worktree, but the folder in which the comparison was started."""
+HOOK = Path(__file__).parent / "loaded"
+"""Folder that lets Python programs note the files which they execute."""
+NOTE = "loaded.txt"
+"""File in the folder of a run with these files, until they have been looked at."""
 
 
 def add(path: Path, revision: str) -> Path:
@@ -38,3 +48,56 @@ def remove(path: Path) -> None:
     """Remove a worktree, and nothing where there is none."""
     if path.is_dir():
         git(Path(), "worktree", "remove", "--force", str(path), where="--at", check=False)
+
+
+# ---- what runs
+def environment(run: Path) -> dict[str, str]:
+    """Return the variables by which a run in this folder notes its files.
+
+    Both sides of a comparison with a worktree have them, since noting takes a moment.
+    """
+    if not _sources(run):
+        return {}
+    path = [str(HOOK), os.environ.get("PYTHONPATH", "")]
+    return {"TUNEDIFF_LOADED": str(run / NOTE), "PYTHONPATH": os.pathsep.join(filter(None, path))}
+
+
+def refuse_others(run: Path, runs_in: Path) -> None:
+    """Refuse a run that has executed a file of its repository from outside of its side's folder:
+    both sides would run that one. Raises `ConfigError`."""
+    own = next((source for source in _sources(run) if runs_in.is_relative_to(source)), None)
+    if not (note := run / NOTE).is_file():
+        return
+    files = [Path(line) for line in sorted({*note.read_text(errors="replace").splitlines()})]
+    note.unlink()
+    for file in others(files, own, own, own.parents[1]) if own is not None else ():
+        raise ConfigError(
+            f"{own.parent.name}: {shown(file)} was loaded, which is not of the revision in"
+            f" {shown(own)}: both sides would run it (an editable install, or PYTHONPATH); allowed:"
+            " files of the revision, e.g. by PYTHONPATH=src in the command, which is relative"
+        )
+
+
+def others(files: Iterable[Path], repository: Path, *allowed: Path) -> Iterator[Path]:
+    """Yield the files that the repository around a folder has elsewhere than below `allowed`.
+
+    Installed packages and what git ignores are none: a virtual environment may lie in it.
+    """
+    listed = git(repository, "worktree", "list", "--porcelain", where="git", check=False)
+    lines = listed.decode().splitlines()
+    tops = [Path(line.partition(" ")[2]) for line in lines if line.startswith("worktree ")]
+    for file in files:
+        real = file.resolve()
+        inside = any(one.is_relative_to(f) for one in (file, real) for f in allowed)
+        top = next((top for top in tops if real.is_relative_to(top)), None)
+        installed = {"site-packages", "dist-packages"} & {*real.parts}
+        if inside or installed or top is None:
+            continue
+        if git(top, "ls-files", "-co", "--exclude-standard", str(real), where="git", check=False):
+            yield file
+
+
+def _sources(run: Path) -> list[Path]:
+    """Return the folders of the sides of a run's comparison in which their commands run."""
+    sources = [run.parents[1] / side / SOURCE for side in SIDES]
+    return [source for source in sources if source.is_dir()]
