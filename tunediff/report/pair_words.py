@@ -31,7 +31,10 @@ def sentences(pairs: Pairs) -> list[str]:
     lines = _verdict(pairs, count, difference, resolution)
     ahead = f"B was ahead in {pairs.pairs_won} of {look.rounds} pairs."
     if pairs.equal:
-        ahead = f"Both sides are equal in all {look.rounds} pairs."
+        ahead = (
+            f"WARNING: both sides have the same values in all {look.rounds} pairs, though their"
+            " code or configuration differs: does the change reach what runs?"
+        )
     if (least := pairs.one_run_detects) is not None:
         single = f"only differences above {_size(pairs, least)} are significant"
         ahead = f"With one run each, {single}; {ahead}"
