@@ -57,7 +57,7 @@ class Saved:
         """
         import torch
 
-        from tunediff.training import adapters, convolutions, judging
+        from tunediff.training import adapters, judging
         from tunediff.training.weights import check_fit
 
         weights = self.state()
@@ -68,7 +68,8 @@ class Saved:
             check_fit(weights, network, str(self.weights))
             adapters.note_base(network)
             adapters.put_into(network, weights)
-        if convolutions.faster_in_nhwc(network.to(device), self.config.memory.channels_last):
+        network.to(device)
+        if self.config.memory.channels_last:
             network.to(memory_format=torch.channels_last)
         return network.eval().requires_grad_(False)
 

@@ -214,7 +214,7 @@ def main() -> int:
         knobs = cfg.flat(cfg.override(config, knobs))
         rest = knobs, args.sampling, args.steps, args.rounds
         jobs.append(Job("ours", tuned, tuned, *rest))
-        switched = knobs["memory.channels_last"] is not False or knobs["precision.amp"] == "bf16"
+        switched = knobs["memory.channels_last"] or knobs["precision.amp"] == "bf16"
         for package in args.peers:
             if _installed(package):
                 jobs += [

@@ -26,7 +26,7 @@ from tunediff.core.point import Point
 from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
-from tunediff.training import convolutions, memory, trial
+from tunediff.training import memory, trial
 from tunediff.training.compilation import Compilation
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
@@ -69,7 +69,7 @@ class Job:
     @property
     def channels_last(self) -> bool:
         """Whether a peer is to be in NHWC."""
-        return self.switches and self.config["memory.channels_last"] is not False
+        return self.switches and self.config["memory.channels_last"]
 
     @property
     def bf16(self) -> bool:
@@ -258,7 +258,7 @@ def our_sampling(config: Systems, world: World, job: Job) -> Steps:
     memory.keep_freed(config.memory.keep_freed, world.device)
     network = unet.network(config.knobs).to(world.device).eval()
     network.requires_grad_(False)
-    if convolutions.faster_in_nhwc(network, config.memory.channels_last):
+    if config.memory.channels_last:
         network.to(memory_format=torch.channels_last)
     amp, predict = (
         Amp(config.precision, world.device),

@@ -137,7 +137,7 @@ def test_choosing_a_union_member_drops_the_others_knobs():
         ({"loader.pin_memory": False}, "cuda", "loader.non_blocking"),
         ({"precision.matmul": "high"}, "cpu", "precision.matmul"),
         ({}, "cpu", "precision.conv_tf32"),
-        ({"precision.cudnn_benchmark": "auto"}, "cpu", "precision.cudnn_benchmark"),
+        ({"precision.cudnn_benchmark": True}, "cpu", "precision.cudnn_benchmark"),
         ({"compile.mode": "reduce-overhead"}, "cpu", "compile.mode"),
         ({"compile.capture": "step"}, "cpu", "compile.capture"),
         ({"parallel.static_graph": True}, "cuda", "parallel.static_graph"),

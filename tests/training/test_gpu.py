@@ -209,7 +209,7 @@ def test_gpu_step_does_not_wait_for_the_device(knobs):
         *({"timesteps__name": sampler} for sampler in SAMPLERS if sampler != "beta_policy"),
         *(changes for changes, _ in FORMATS.values()),
         {"loader__accumulation": 2}, {"compile__mode": "default"},
-        {"memory__channels_last": "auto", "precision__cudnn_benchmark": "auto", "model__dropout": 0.1},
+        {"memory__channels_last": True, "precision__cudnn_benchmark": True, "model__dropout": 0.1},
         {"optimizer__name": "sgd", "optimizer__implementation": "fused"}, {"optimizer__name": "muon"},
     ],
     ids=lambda knobs: "-".join(map(str, knobs.values())) or "float32",

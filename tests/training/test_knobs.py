@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import subprocess
 import sys
-import types
 from unittest import mock
 
 import pytest
@@ -21,7 +20,7 @@ from tunediff.core.clock import Budget
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
 from tunediff.distributed import World
-from tunediff.training import convolutions, hardware, strategies
+from tunediff.training import strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.engine import Engine
 from tunediff.training.precision import Amp, fastest_matmul, set_backends
@@ -187,72 +186,23 @@ def test_the_roof_of_float32_is_that_of_the_fastest_units_it_may_use():
     assert fastest_matmul(tiny().precision, "cpu") == "highest", "no TF32"
 
 
-@pytest.mark.parametrize("benchmark", [True, False, "auto"])
+@pytest.mark.parametrize("benchmark", [True, False])
 def test_cudnn_benchmark(benchmark):
-    """`auto` is true until it is measured, and false without a GPU."""
-    before, told = torch.backends.cudnn.benchmark, Told()
+    before = torch.backends.cudnn.benchmark
     try:
-        config = toy(precision__cudnn_benchmark=benchmark)
-        set_backends(config.precision, "cuda")
-        assert torch.backends.cudnn.benchmark == bool(benchmark)
-        Trial(Engine(config, Budget(samples=1), ALONE, told)).prepare(nn.Sequential(nn.Conv2d(3, 4, 3)))
-        assert told.facts == ({"cudnn_benchmark": False} if benchmark == "auto" else {})
+        set_backends(toy(precision__cudnn_benchmark=benchmark).precision, "cuda")
+        assert torch.backends.cudnn.benchmark == benchmark
     finally:
         torch.backends.cudnn.benchmark = before
 
 
 # ---------------------------------------------------------------------------------------------------- model, compile
-@pytest.mark.parametrize(("setting", "gain"), [(True, 0.9), (False, 1.2), ("auto", 1.2), ("auto", 0.9)])
-def test_channels_last(monkeypatch, setting, gain):
-    """As it is set, or as measured."""
-    monkeypatch.setattr(convolutions, "channels_last_gain", lambda *_: gain)
-    told = Told()
-    engine = Engine(toy(memory__channels_last=setting), Budget(samples=1), ALONE, told)
+@pytest.mark.parametrize("setting", [True, False])
+def test_channels_last(setting):
+    engine = Engine(toy(memory__channels_last=setting), Budget(samples=1), ALONE, Told())
     model = Trial(engine).prepare(nn.Sequential(nn.Conv2d(3, 4, 3)))
-    chosen = gain > 1 if setting == "auto" else setting
-    assert model[0].weight.is_contiguous(memory_format=torch.channels_last) == chosen
-    assert model(torch.randn(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last) == chosen
-    assert told.facts == ({"channels_last": chosen} if setting == "auto" else {})
-    assert convolutions.faster_in_nhwc(nn.Identity(), "auto") == (gain > 1), "without parameters it is on no device"
-
-
-def test_the_gains_of_layout_and_algorithm_are_of_the_most_frequent_convolution(monkeypatch):
-    seen, conv2d, now = [], F.conv2d, [0.0]
-    monkeypatch.setattr(hardware, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
-
-    def slower_in_rows(x, weight, *others, **named):
-        seen.append((tuple(weight.shape), named["groups"]))
-        now[0] += 0.03 if weight.is_contiguous() else 0.01
-        return conv2d(x, weight, *others, **named)
-
-    monkeypatch.setattr(F, "conv2d", slower_in_rows)
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), *(nn.Conv2d(4, 8, 3, groups=2) for _ in range(3)))
-    before = torch.get_rng_state()
-    assert convolutions.channels_last_gain(model, CPU, None) == pytest.approx(3.0)
-    assert set(seen) == {((8, 2, 3, 3), 2)}
-    assert torch.equal(before, torch.get_rng_state()), "what is drawn afterwards is as without the measurement"
-    assert convolutions.channels_last_gain(nn.Linear(2, 2), CPU, None) == 0
-
-    class Graph:
-        """Replays of NCHW take twice as long, though the host needs three times as long for it."""
-
-        seconds = itertools.cycle([0.02, 0.01])
-
-        def __init__(self, generators):
-            self.capturing = contextlib.nullcontext
-
-        def replay(self):
-            now[0] += next(self.seconds)
-
-    assert convolutions.channels_last_gain(model, CPU, None, Graph) == pytest.approx(2.0), "as captured steps have it"
-
-    class Tuned(Graph):
-        def replay(self):
-            now[0] += 0.01 if torch.backends.cudnn.benchmark else 0.05
-
-    assert convolutions.benchmark_gain(model, CPU, True, None, Tuned) == pytest.approx(5.0)
-    assert not torch.backends.cudnn.benchmark, "as it was"
-    assert convolutions.benchmark_gain(nn.Linear(2, 2), CPU, False, None) == 0
+    assert model[0].weight.is_contiguous(memory_format=torch.channels_last) == setting
+    assert model(torch.randn(2, 3, 8, 8)).is_contiguous(memory_format=torch.channels_last) == setting
 
 
 @pytest.mark.parametrize(

@@ -101,10 +101,9 @@ class Precision:
     conv_tf32: Bool = True
     """float32 convolutions of cuDNN in TF32, which is PyTorch's default; independent of
     `precision.matmul`, which is for products; no effect on a CPU."""
-    cudnn_benchmark: Literal[False, True, "auto"] = False
+    cudnn_benchmark: Bool = False
     """Let cuDNN time its convolution algorithms in the first step and keep the fastest; no effect
-    on a CPU. `auto`: where that makes the model's most frequent convolution faster, measured before
-    the training."""
+    on a CPU."""
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if device == "cuda":
@@ -121,10 +120,9 @@ class Precision:
 class Memory:
     """How memory is laid out, kept and saved."""
 
-    channels_last: Literal[False, True, "auto"] = False
+    channels_last: Bool = False
     """Weights and activations of convolutions in NHWC order: faster on tensor cores, and on many
-    CPUs; learns the same but for rounding. `auto`: where the model's most frequent convolution is
-    faster so, measured before the training."""
+    CPUs; learns the same but for rounding."""
     checkpoint: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
     """Activation checkpointing: the share of the model's repeating blocks, from the first on, that
     keep no activations but compute them again in the backward pass. Less memory, more time, the
@@ -261,7 +259,7 @@ class Parallel:
             if self.strategy == "ddp" and compiled_whole and self.bucket_mib < 1:
                 why = "compiled as a whole, the network is cut into as many graphs; at least 1"
                 raise Refusal("parallel.bucket_mib", why)
-            if self.strategy == "fsdp" and config.memory.channels_last is True:
+            if self.strategy == "fsdp" and config.memory.channels_last:
                 why = "parallel.strategy = fsdp divides weights in their usual order only"
                 raise Refusal("memory.channels_last", why)
             if self.strategy == "pipeline":

@@ -146,11 +146,11 @@ def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
         return
     reason = f"convolutions are about {percent(taken)} of the step"
     with_amp = _cuda(profile) and config.precision.amp == "none"  # then `number_formats` has it
-    if _get(config, "memory.channels_last") is False and not with_amp:
+    if not config.memory.channels_last and not with_amp:
         order = f"{reason}; NHWC is another order for them"
         yield Advice({"memory.channels_last": True}, order, amdahl(taken))
     fixed = f"{reason}; shapes never change"
-    if config.precision.cudnn_benchmark is False:
+    if not config.precision.cudnn_benchmark:
         yield Advice({"precision.cudnn_benchmark": True}, fixed, amdahl(taken))
 
 

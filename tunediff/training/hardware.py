@@ -13,7 +13,6 @@ import psutil
 import torch
 
 from tunediff.core.environment import install_command
-from tunediff.training.capture.graph import MakeGraph
 from tunediff.training.precision import float32_formats
 
 DISTURBED = 0.15
@@ -80,16 +79,8 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def call_seconds(
-    make: Callable[[], None], device: torch.device, make_graph: MakeGraph | None = None
-) -> float:
-    """Return the seconds of a call, or of its replay where there is `make_graph`."""
-    if make_graph is not None:
-        make()  # libraries load outside of a capture
-        graph = make_graph([])
-        with graph.capturing():
-            make()
-        make = graph.replay
+def call_seconds(make: Callable[[], None], device: torch.device) -> float:
+    """Return the seconds of a call, with all that it makes a GPU do."""
     synchronize(device)
     began = time.perf_counter()
     make()

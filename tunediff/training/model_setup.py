@@ -7,9 +7,8 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch.backends import cudnn
 
-from tunediff.training import adapters, convolutions, memory, shared_code
+from tunediff.training import adapters, memory, shared_code
 from tunediff.training.state import Stateful
 from tunediff.training.training_run import TrainingRun
 
@@ -65,38 +64,10 @@ def _move_to_device(run: TrainingRun, model: nn.Module, blocks: type[nn.Module] 
     model.to(run.device)
     if run.world.size == 1 or run.config.parallel.strategy == "ddp":
         adapters.note_base(model)  # other strategies divide it
-    if nhwc := _uses_channels_last(run, model):
+    if run.config.memory.channels_last:
         model.to(memory_format=torch.channels_last)
-    if run.config.precision.cudnn_benchmark == "auto":
-        _choose_algorithms(run, model, nhwc)
     if (share := run.config.memory.checkpoint) > 0:
         memory.checkpoint(model, blocks, share)
     if run.initial is not None:
         adapters.put_into(model, run.initial)
     run.result = model
-
-
-def _uses_channels_last(run: TrainingRun, model: nn.Module) -> bool:
-    """Return whether the model is trained in NHWC: on all ranks as rank 0 has measured."""
-    setting = run.config.memory.channels_last
-    if setting != "auto":
-        return setting
-    # FSDP takes weights in their usual order
-    is_sharded = run.config.parallel.strategy == "fsdp" and run.world.size > 1
-    faster = not is_sharded and convolutions.faster_in_nhwc(
-        model, setting, run.amp.dtype, run.make_graph
-    )
-    faster = bool(run.world.agree(faster))
-    if run.world.main:
-        run.observer.about({"channels_last": faster})
-    return faster
-
-
-def _choose_algorithms(run: TrainingRun, model: nn.Module, nhwc: bool) -> None:
-    """Let cuDNN time its algorithms if that pays: on all ranks as rank 0 has measured."""
-    faster = convolutions.faster_with_benchmark(
-        model, run.device, nhwc, run.amp.dtype, run.make_graph
-    )
-    cudnn.benchmark = bool(run.world.agree(faster))
-    if run.world.main:
-        run.observer.about({"cudnn_benchmark": cudnn.benchmark})

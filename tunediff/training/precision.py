@@ -29,8 +29,8 @@ _CONVOLUTIONS = 3
 def set_backends(precision: Precision, device: str) -> None:
     """Set the process's float32 formats, and cuDNN's choices where `device` is "cuda"."""
     _set_float32(precision.matmul, precision.conv_tf32)
-    if device == "cuda":  # `auto`: memory formats are compared with the best algorithm of each
-        cudnn.benchmark = precision.cudnn_benchmark is not False
+    if device == "cuda":
+        cudnn.benchmark = precision.cudnn_benchmark
 
 
 def _set_float32(matmul: str, conv_tf32: bool) -> None:
