@@ -526,8 +526,7 @@ def test_train_out_of_memory_is_a_status_and_one_line(toy, tmp_path, replace, ca
     error = capsys.readouterr().err
     assert "error: out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB." in error
     assert "Traceback" not in error
-    end = record.read_trial(tmp_path / "out").end
-    assert (end.status, end.memory["demand_mib"] > 9 * 1024) == ("oom", True)
+    assert record.read_trial(tmp_path / "out").end.status == "oom"
 
 
 def test_train_points_of_a_restart_replace_the_old_ones(toy, tmp_path):

@@ -126,8 +126,6 @@ def record(number, value, end, seed=0):
         *((End(status), status in ("oom", "nan", "timeout", "error")) for status in STATUSES),
         (None, False),  # under way, killed by the user, or on a node that was lost
         (End("error", process_died=True), False),
-        (End("oom", memory={"total_mib": 100.0, "demand_mib": 20.0, "others_mib": 70.0}), False),
-        (End("oom", memory={"total_mib": 100.0, "demand_mib": 90.0, "others_mib": 5.0}), True),
     ],
 )
 def test_a_configuration_answers_for_its_own_failures_only(end, counts):

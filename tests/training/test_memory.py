@@ -1,19 +1,15 @@
 """Host memory that a training frees: kept by its process, or given back."""
 
 import json
-import os
 import platform
 import subprocess
 import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.helpers import toy, train
-from tunediff.core.trial_record import End
 from tunediff.training import memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,77 +151,6 @@ def test_every_sign_of_too_little_memory(error):
 )
 def test_other_errors_are_no_lack_of_memory(error):
     assert not memory.is_oom(error)
-
-
-# ---------------------------------------------------------------------------------------------- others give theirs back
-@pytest.mark.parametrize(
-    ("free", "seconds"),
-    [
-        ([99], 0.0),  # of 100: nobody else is there
-        ([20, 20, 60, 99], 3.0),  # one leaves
-        ([20, 40, 40, 40, 40], 4.0),  # another stays: nothing came back for 3 s
-        ([10 + i for i in range(40)], 30.0),  # one gives it back without end
-    ],
-)
-def test_a_groups_processes_wait_for_the_memory_of_those_before_them(monkeypatch, clock, free, seconds):
-    left = iter(free)
-    monkeypatch.setattr(time, "sleep", lambda _: setattr(clock, "s", clock.s + 1.0))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (next(left) * 2**30, 100 * 2**30))
-    memory.await_freed(torch.device("cuda", 0), patience_s=30.0, steady_s=3.0)
-    assert clock.s == seconds
-    memory.await_freed(torch.device("cpu"))  # asks nobody
-
-
-@pytest.mark.parametrize(
-    ("message", "asked_mib"),
-    [
-        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 34359738368 bytes.", 32768.0),
-        ("CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 79.11 GiB", 1536.0),
-        ("std::bad_alloc", 0.0),
-    ],
-)
-def test_memory_that_ran_out_is_told_by_who_held_it(monkeypatch, message, asked_mib):
-    total, available, own = 64 * 2**30, 4 * 2**30, 2 * 2**30
-    memory_now = SimpleNamespace(total=total, available=available)
-    for owner, name, replaced in (
-        (memory.psutil, "virtual_memory", lambda: memory_now),
-        (memory, "_resident", lambda process: own if process.pid == os.getpid() else 0),
-        (memory, "_host_peak_mib", lambda: 3072.0),
-    ):
-        monkeypatch.setattr(owner, name, replaced)
-    shares = memory.shares_mib(RuntimeError(message), torch.device("cpu"), ranks=2)
-    assert shares == {"total_mib": 65536.0, "demand_mib": 2 * 3072.0 + asked_mib, "others_mib": (60 - 4) * 1024.0}
-
-
-@pytest.mark.parametrize(
-    ("per_gpu", "own_gib", "asked_gib", "crowded"),
-    [
-        (1, 18, 6, True),  # alone on its GPU it has no neighbors
-        (2, 38, 3, False),  # beside one like it
-        (2, 18, 6, True),
-        (4, 4, 2, True),
-        (4, 19, 2, False),
-        (8, 8, 2, True),
-    ],
-)
-def test_trial_that_shares_a_gpu_is_crowded_out_within_its_share_only(
-    monkeypatch, per_gpu, own_gib, asked_gib, crowded
-):
-    """The GPU has 80 GiB, of which 1 is free; other processes hold the rest."""
-    own = own_gib * 2**30
-    for name, found in (
-        ("mem_get_info", (2**30, 80 * 2**30)), ("memory_reserved", own), ("max_memory_reserved", own)
-    ):  # fmt: skip
-        monkeypatch.setattr(torch.cuda, name, lambda device, found=found: found)
-    error = torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {asked_gib}.00 GiB.")
-    end = End("oom", memory=memory.shares_mib(error, torch.device("cuda", 0), 1, per_gpu))
-    assert end.memory["others_mib"] == (79 - own_gib) * 1024
-    assert end.crowded_out == crowded
-
-
-def test_memory_that_cannot_be_read_costs_no_trial_its_end(monkeypatch):
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: 1 / 0)
-    assert memory.shares_mib(RuntimeError("no memory"), torch.device("cpu"), ranks=1) == {}
 
 
 def test_batch_statistics_are_updated_once_where_activations_are_computed_again():

@@ -12,7 +12,7 @@ from tunediff.core import trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
-from tunediff.training import memory, state
+from tunediff.training import state
 from tunediff.training.run_trial import end_of, run_trial
 
 DEAD_LOADER = RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
@@ -26,18 +26,6 @@ WRITERS = {
 
 class NotOfTrialError(RuntimeError):
     pass
-
-
-@pytest.fixture
-def shares_are(monkeypatch):
-    """Lets 2000 MiB of memory be held so when it runs out."""
-
-    def held(**shares):
-        shares["total_mib"] = 2000.0
-        monkeypatch.setattr(memory, "shares_mib", lambda *_: shares)
-        return shares
-
-    return held
 
 
 def raising(error):
@@ -70,13 +58,11 @@ def test_a_training_that_returns_is_ok_or_pruned(finished, status):
     ],
 )
 @pytest.mark.usefixtures("no_users_code")
-def test_an_exception_becomes_a_status(tmp_path, shares_are, error, status, reason):
-    shares = shares_are(demand_mib=1900.0, others_mib=50.0)
+def test_an_exception_becomes_a_status(tmp_path, error, status, reason):
     result = run_trial(raising(error), alone(), tmp_path)
     assert (result.end.status, result.end.reason, result.outcome) == (status, reason, None)
     assert result.error is (None if status == "nan" else error), "what is not finite harms no process"
     assert result.end.peak["peak_memory_mib"] > 0
-    assert result.end.memory == (shares if status == "oom" else {})
     assert (end_of(error).status, end_of(error).peak) == (status, {})
 
 
@@ -156,9 +142,3 @@ def test_a_passing_fault_of_the_trials_own_files_has_no_end(tmp_path, disk_fault
 def test_an_interrupt_passes():
     with pytest.raises(KeyboardInterrupt):
         run_trial(raising(KeyboardInterrupt()), alone())
-
-
-def test_processes_that_held_the_memory_are_named(shares_are):
-    shares = shares_are(demand_mib=100.0, others_mib=1500.0)
-    end = end_of(MemoryError("no"), alone())
-    assert (end.reason, end.memory) == ("MemoryError: no; other processes held 1,500 of 2,000 MiB", shares)

@@ -1,7 +1,5 @@
 """Which configurations an out-of-memory rules out."""
 
-import dataclasses
-
 import pytest
 
 from tests.helpers import point
@@ -113,22 +111,6 @@ def test_the_reason_names_the_trial_the_size_and_the_estimate():
     )
     assert ruled_out(knobs(loader__batch_size=128), records) == ""
     assert ruled_out(knobs(loader__batch_size=512), [trial(knobs(), "timeout")]) == ""
-
-
-@pytest.mark.parametrize(
-    ("memory", "rules_out"),
-    [
-        ({}, True),  # a journal that does not tell
-        ({"total_mib": 80_000.0, "demand_mib": 79_000.0, "others_mib": 600.0}, True),
-        ({"total_mib": 16_000.0, "demand_mib": 33_000.0, "others_mib": 9_000.0}, True),
-        ({"total_mib": 80_000.0, "demand_mib": 900.0, "others_mib": 19_000.0}, True),  # of which nobody knows
-        ({"total_mib": 80_000.0, "demand_mib": 20_000.0, "others_mib": 60_500.0}, False),
-        ({"total_mib": 80_000.0, "demand_mib": 51_000.0, "others_mib": 30_000.0}, False),
-    ],
-)
-def test_oom_rules_nothing_out_where_others_held_the_memory(memory, rules_out):
-    ended = dataclasses.replace(trial(knobs()), end=End("oom", memory=memory))
-    assert bool(ruled_out(knobs(loader__batch_size=512), [ended])) == rules_out
 
 
 def test_a_trial_of_a_workload_that_is_gone_was_tried_all_the_same(tmp_path):

@@ -96,17 +96,6 @@ def test_a_trial_stopped_by_the_scheduler_is_pruned(make):
     assert not checkpoint.exists()
 
 
-def test_oom_by_other_processes_is_no_lesson(make):
-    searcher = make()
-    suggestion = searcher.suggest("a")
-    end(searcher, suggestion, None, status=None)
-    memory = {"total_mib": 80_000.0, "demand_mib": 9_000.0, "others_mib": 71_000.0}
-    Journal(searcher.proposer.experiment / "trials" / "t0000").end_trial(End("oom", "why", memory=memory))
-    searcher.on_trial_complete("a", {})
-    assert record.read_trial(searcher.proposer.experiment / "trials" / "t0000").end.memory == memory
-    assert study(searcher)[0].state.name == "FAIL"
-
-
 def test_an_error_whose_message_says_died_is_a_lesson(make):
     searcher = make()
     suggestion = searcher.suggest("a")
@@ -152,7 +141,7 @@ def test_what_is_lost_may_be_drawn_again_and_listed_points_run_again_on_resume(m
 SIZES = {"search": {"loader.batch_size": [32, 64, 128]}, "first": []}
 
 
-def drawn_with_lost_ones(make, trials, lost, lost_end):
+def drawn_with_lost_ones(make, trials, lost):
     """Run all sizes that are drawn; `lost` ends so."""
     searcher, drawn = make(**SIZES, budget={"per_trial": "3s", "trials": trials}), []
     while isinstance(suggestion := searcher.suggest("a"), dict):
@@ -160,31 +149,24 @@ def drawn_with_lost_ones(make, trials, lost, lost_end):
         is_lost = drawn[-1] in lost
         end(searcher, suggestion, None if is_lost else "a", status=None if is_lost else "ok")
         if is_lost:
-            Journal(suggestion["spec"].folder).end_trial(lost_end)
+            Journal(suggestion["spec"].folder).end_trial(DIED)
             searcher.on_trial_complete("a", {})
     return drawn
 
 
 DIED = End("error", "the workers died 2 times: killed", process_died=True)
-CROWDED_OUT = End("oom", "why", memory={"total_mib": 80_000.0, "demand_mib": 9_000.0, "others_mib": 71_000.0})
 
 
 def test_configuration_that_is_lost_twice_is_drawn_no_third_time_in_its_session(make):
     """It would be drawn until all trials are used up: what kills its workers is then likely its own."""
-    assert sorted(drawn_with_lost_ones(make, 14, {32}, DIED)) == [32, 32, 64, 128]
-    assert drawn_with_lost_ones(make, 14, {32}, DIED) == [32, 32], "a node may have been bad"
+    assert sorted(drawn_with_lost_ones(make, 14, {32})) == [32, 32, 64, 128]
+    assert drawn_with_lost_ones(make, 14, {32}) == [32, 32], "a node may have been bad"
 
 
-def test_configuration_is_drawn_again_as_often_as_others_crowd_it_out(make):
-    """That rules nothing out: whoever held the memory may leave."""
-    assert sorted(drawn_with_lost_ones(make, 5, {32}, CROWDED_OUT)) == [32, 32, 32, 64, 128]
-
-
-@pytest.mark.parametrize("lost_end", [DIED, CROWDED_OUT], ids=["died", "crowded_out"])
-def test_resume_draws_what_was_lost_often(make, lost_end):
+def test_resume_draws_what_was_lost_often(make):
     sizes = {32, 64, 128}
-    drawn_with_lost_ones(make, 8, sizes, lost_end)
-    assert set(drawn_with_lost_ones(make, 100, set(), lost_end)) == sizes
+    drawn_with_lost_ones(make, 8, sizes)
+    assert set(drawn_with_lost_ones(make, 100, set())) == sizes
 
 
 def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):

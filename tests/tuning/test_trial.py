@@ -184,27 +184,6 @@ def test_what_it_means_that_the_workers_died(drive, reasons, status, reason):
     assert [job.attempt for job in slot.jobs] == [f"t0003/{i + 1}" for i in range(len(reasons))]
 
 
-KILLED = """\tray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.
-Memory on the node (IP: 10.0.0.1, ID: ab) was {}GB used / 64.00GB limit (0.95)
-(name=train, pid=7, actual memory used={}GB, worker ID=cd)"""
-
-
-@pytest.mark.parametrize(
-    ("used", "own", "others_mib", "why"),
-    [(61, 55, 6144.0, ""), (61, 7, 55296.0, "; other processes held 55,296 of 65,536 MiB")],
-)
-def test_oom_of_ray_tells_who_held_the_memory(drive, used, own, others_mib, why):
-    _, _, read_back = drive([Lost(KILLED.format(f"{used:.2f}", f"{own:.2f}"))])
-    assert (read_back.status, read_back.end.crowded_out, read_back.reason.endswith(why)) == ("oom", bool(why), True)
-    assert read_back.end.memory == {"total_mib": 65536.0, "demand_mib": 1024.0 * own, "others_mib": others_mib}
-
-
-def test_oom_of_ray_counts_all_workers_of_the_trial():
-    """Ray names the memory of the one that it has killed."""
-    found = trial.ray_memory_mib(KILLED.format("61.00", "14.00"), workers=4)
-    assert found == {"total_mib": 65536.0, "demand_mib": 4 * 14336.0, "others_mib": 5120.0}
-
-
 def test_end_that_was_written_before_the_loss_stands(drive, tmp_path):
     """A second start would void it, and train the whole trial again without its checkpoint."""
     folder = tmp_path / "trials" / "t0003"

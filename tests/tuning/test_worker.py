@@ -332,7 +332,7 @@ def test_what_is_not_finite_is_the_trials_end_and_harms_no_process(tmp_path, job
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("no_users_code")
-def test_what_breaks_ends_the_trial_unless_it_was_no_fault_of_it(tmp_path, job, monkeypatch, trains, error, status):
+def test_what_breaks_ends_the_trial_unless_it_was_no_fault_of_it(tmp_path, job, trains, error, status):
     checkpoint, torn = tmp_path / state.CHECKPOINT, tmp_path / f".{state.CHECKPOINT}.x7y"
 
     def fail(trial):
@@ -342,29 +342,17 @@ def test_what_breaks_ends_the_trial_unless_it_was_no_fault_of_it(tmp_path, job, 
             error.filename = str(checkpoint)
         raise error
 
-    shares = {"total_mib": 100.0, "demand_mib": 20.0, "others_mib": 10.0}
     trains(fail)
-    monkeypatch.setattr(worker.memory, "shares_mib", lambda *_: shares)
     parent = Parent(tmp_path)
     with pytest.raises(type(error)) if status is None else contextlib.nullcontext():
         worker.work(job, parent, alone())
     assert record.read_trial(tmp_path).status == status
-    assert status is None or parent.last.memory == (shares if status == "oom" else {})
     assert [checkpoint.exists(), torn.exists()] == [status is None] * 2, (
         "only what may be run again has one to go on from"
     )
     assert (tmp_path / "traceback-rank0.txt").exists() == (status is not None)
     if status is not None:
         assert parent.last.reason == f"{type(error).__name__}: {error}"
-
-
-def test_lack_of_memory_is_judged_by_how_many_trials_share_the_gpu(tmp_path, job, monkeypatch, trains):
-    asked = []
-    trains(raising(torch.OutOfMemoryError("CUDA out of memory")))
-    monkeypatch.setattr(worker.memory, "shares_mib", lambda error, *how: asked.append(how[2:]) or {})
-    job = dataclasses.replace(job, group=WorkerGroupSpec(1, Placement(gpu=True, per_gpu=4)))
-    worker.work(job, Parent(tmp_path), alone())
-    assert asked == [(4,)]
 
 
 def test_traceback_with_a_name_that_is_not_utf8_does_not_lose_the_end(tmp_path, job, trains):

@@ -23,7 +23,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,10 +83,6 @@ class End:
     steps: int = 0
     peak: dict[str, float] = dataclasses.field(default_factory=dict)
     """Peak memory in MiB, by the field names of `Point`."""
-    memory: dict[str, float] = dataclasses.field(default_factory=dict)
-    """For a trial that ran out of memory, MiB at that moment: `total_mib`, `demand_mib` (what the
-    trial held and asked for), `others_mib` (what other processes held) and, where trials share a
-    GPU, `share_mib` (an equal share of it). Empty: not known."""
     process_died: bool = False
     """Whether a process of the trial died, which need not be its configuration's fault."""
 
@@ -103,33 +98,6 @@ class End:
         if not self.process_died:
             del values["process_died"]
         return values
-
-    @property
-    def crowded_out(self) -> bool:
-        """Return whether it ran out of memory because of other processes.
-
-        That is assumed if they held over a quarter of the memory and over half of what the trial
-        held and asked for. With a shared GPU, it must also have asked for no more than its share.
-        """
-        total, demand, others = (
-            self.memory.get(name, 0.0) for name in ("total_mib", "demand_mib", "others_mib")
-        )
-        fits = demand <= self.memory.get("share_mib", math.inf)
-        return others > 0.25 * total and others > 0.5 * demand and fits
-
-    @property
-    def external_cause(self) -> bool:
-        """Return whether the failure says nothing about the configuration."""
-        return self.process_died or self.crowded_out
-
-    @property
-    def explained(self) -> End:
-        """Return the same end, whose reason names other processes if they crowded it out."""
-        if not self.crowded_out:
-            return self
-        others, total = (f"{self.memory[name]:,.0f}" for name in ("others_mib", "total_mib"))
-        held = f"other processes held {others} of {total} MiB"
-        return dataclasses.replace(self, reason=f"{self.reason}; {held}")
 
 
 @dataclasses.dataclass
@@ -208,7 +176,7 @@ class TrialRecord:
     @property
     def external_cause(self) -> bool:
         """Return whether it failed for a reason outside of its configuration."""
-        return self.end is not None and self.end.external_cause
+        return self.end is not None and self.end.process_died
 
     @property
     def configuration(self) -> Any:

@@ -7,7 +7,6 @@ import ctypes
 import functools
 import gc
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,59 +177,3 @@ def is_oom(error: BaseException) -> bool:
         return True
     words = str(error).lower()
     return any(sign in words for sign in _OUT_OF_MEMORY)
-
-
-_REQUEST = re.compile(r"ried to allocate ([\d.]+) (bytes|[KMGT]iB)")
-_UNITS_MIB = {"bytes": 2.0**-20, "KiB": 2.0**-10, "MiB": 1.0, "GiB": 2.0**10, "TiB": 2.0**20}
-
-
-def shares_mib(
-    error: BaseException, device: torch.device, ranks: int, per_gpu: int = 1
-) -> dict[str, float]:
-    """Return what held the exhausted memory, as `record.End.memory` has it; {}: unknown.
-
-    `error`: what torch has raised, with the size that it requested; `ranks`: processes of this
-    training, which share the memory of a CPU; `per_gpu`: trials of the search that share a GPU,
-    each of which may take as much of it.
-    """
-    # The end of a trial must not fail for a driver that does not answer.
-    with contextlib.suppress(Exception):
-        match = _REQUEST.search(str(error))
-        request_mib = float(match[1]) * _UNITS_MIB[match[2]] if match else 0.0
-        if device.type == "cuda":
-            free, total = torch.cuda.mem_get_info(device)
-            own_bytes = torch.cuda.memory_reserved(device)
-            held = max(own_bytes, torch.cuda.max_memory_reserved(device))
-        else:
-            host = psutil.virtual_memory()
-            free, total = host.available, host.total
-            processes = (psutil.Process(), *psutil.Process().children(recursive=True))
-            own_bytes = sum(map(_resident, processes)) * ranks
-            held = max(own_bytes, int(_host_peak_mib() * 2**20) * ranks)
-        shares = {
-            "total_mib": total / 2**20,
-            "demand_mib": held / 2**20 + request_mib,
-            "others_mib": max(0, total - free - own_bytes) / 2**20,
-        }
-        if per_gpu > 1:
-            shares["share_mib"] = shares["total_mib"] / per_gpu
-        return shares
-    return {}
-
-
-def await_freed(device: torch.device, patience_s: float = 30.0, steady_s: float = 2.0) -> None:
-    """Wait while other processes free memory of a GPU: those that leave take seconds for it.
-
-    Until all but a twentieth is free, or none came back for `steady_s`; `patience_s` at most.
-    """
-    if device.type != "cuda":
-        return
-    largest, began = 0, time.monotonic()
-    grown = began
-    while time.monotonic() - grown < steady_s and time.monotonic() - began < patience_s:
-        free, total = torch.cuda.mem_get_info(device)
-        if free > 0.95 * total:
-            return
-        if free > largest + 2**20:
-            largest, grown = free, time.monotonic()
-        time.sleep(0.05)

@@ -48,13 +48,13 @@ class TrialResult:
 
 def run_trial(
     train: Callable[[], TrainingOutcome], world: World, folder: Path | None = None,
-    not_of_trial: tuple[type[Exception], ...] = (), per_gpu: int = 1, target: Target | None = None,
+    not_of_trial: tuple[type[Exception], ...] = (), target: Target | None = None,
 ) -> TrialResult:  # fmt: skip
     """Call `train` and return how it ended. Raises no `Exception`; a `KeyboardInterrupt` passes.
 
     `folder`: of the trial; a failure is the disk's where nothing can be written there, and `error`
     is then an `OSError`. `not_of_trial`: classes of exceptions of the caller that say nothing about
-    the configuration. `per_gpu`: trials that share the GPU. `target`: what it fails without.
+    the configuration. `target`: what it fails without.
     """
     try:
         outcome = train()
@@ -77,7 +77,7 @@ def run_trial(
             full.__cause__ = error
             return TrialResult(None, error=full)
         # Here what the training held is still there to measure.
-        return TrialResult(end_of(error, world, per_gpu), error=error)
+        return TrialResult(end_of(error, world), error=error)
     status, reason = "ok" if outcome.finished else "pruned", outcome.reason
     if target is not None and outcome.finished and TIME_TO_TARGET not in outcome.points[-1]:
         status, reason = "error", target.missed
@@ -107,7 +107,7 @@ def _names_disk_of(folder: Path, error: Exception) -> bool:
     return True
 
 
-def end_of(error: BaseException, world: World | None = None, per_gpu: int = 1) -> End:
+def end_of(error: BaseException, world: World | None = None) -> End:
     """Return the end of a trial that raised `error`: `nan`, `oom` or `error`, and why.
 
     Call it where the error is handled: of a `world` it measures the memory that the training holds.
@@ -116,12 +116,7 @@ def end_of(error: BaseException, world: World | None = None, per_gpu: int = 1) -
     if isinstance(error, NotFiniteError):
         return End("nan", str(error), peak=peak)
     reason = code.described(error)
-    if not memory.is_oom(error):
-        return End("error", reason, peak=peak)
-    shares = (
-        memory.shares_mib(error, world.device, world.size, per_gpu) if world is not None else {}
-    )
-    return End("oom", reason, peak=peak, memory=shares).explained
+    return End("oom" if memory.is_oom(error) else "error", reason, peak=peak)
 
 
 def lost_a_process(error: Exception, ranks: int) -> bool:

@@ -150,8 +150,8 @@ def smaller_oom_trial(
 
 
 def ran_out_of_memory(record: TrialRecord) -> bool:
-    """Return whether a trial ran out of memory by its own needs, not by other processes'."""
-    return record.end is not None and record.end.status == "oom" and not record.end.crowded_out
+    """Return whether a trial ran out of memory."""
+    return record.end is not None and record.end.status == "oom"
 
 
 def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:

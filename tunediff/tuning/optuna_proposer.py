@@ -276,8 +276,8 @@ class OptunaProposer:
         else:
             # Listed points run again on a resume, under their names
             listed, end = spec.drawn in self.space.candidates, trial_record.end
-            if end is not None and end.external_cause and not listed:
-                self._tried.forget(spec.config, spec.name, end.process_died)
+            if end is not None and end.process_died and not listed:
+                self._tried.forget(spec.config, spec.name)
             self.study.tell(trial, trial_record, [*self._records, trial_record])
             self._records.append(trial_record)
             self._tried.note_refusal(trial_record)

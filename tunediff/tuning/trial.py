@@ -94,7 +94,7 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
             return
 
         # ---- an end: of the workers, who may have written it, or because they died too often
-        end = ended if isinstance(ended, End) else _after_loss(ended, deaths, spec.group.size)
+        end = ended if isinstance(ended, End) else _after_loss(ended, deaths)
         if (written := record.read_trial(folder)) is None or not written.finished:
             if end is None:
                 journal.write("died", reason=deaths[-1])
@@ -239,33 +239,15 @@ def _disk_fault(lost: Lost, folder: Path) -> str | None:
     return why if is_ours else None
 
 
-def _after_loss(lost: Lost, deaths: list[str], workers: int) -> End | None:
+def _after_loss(lost: Lost, deaths: list[str]) -> End | None:
     """Return the end of a trial whose workers died; None: try again. Adds to `deaths`."""
     deaths.append(reason := short_reason(lost.reason))
     if _names_memory(reason):
-        return End("oom", reason, memory=ray_memory_mib(lost.reason, workers)).explained
+        return End("oom", reason)
     # The first death may be the cause of the next ones.
     reasons = "; then: ".join(dict.fromkeys(deaths))
     died = End("error", f"the workers died {ATTEMPTS} times: {reasons}", process_died=True)
     return died if len(deaths) == ATTEMPTS else None
-
-
-def ray_memory_mib(reason: str, workers: int) -> dict[str, float]:
-    """Return who held memory when Ray killed a worker, as in `End.memory`; {}: unknown.
-
-    Ray names the killed worker's memory only: the workers of a trial are taken to need the same.
-    """
-    node = re.search(r"was ([\d.]+)GB used / ([\d.]+)GB limit", reason)
-    killed = re.findall(r"actual memory used=([\d.]+)GB", reason)
-    if node is None or not killed:
-        return {}
-    used, total = float(node[1]), float(node[2])
-    demand = min(used, workers * sum(map(float, killed)) / len(killed))
-    return {
-        "total_mib": 1024 * total,
-        "demand_mib": 1024 * demand,
-        "others_mib": 1024 * (used - demand),
-    }
 
 
 def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:

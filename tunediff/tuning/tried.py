@@ -53,17 +53,15 @@ class Tried:
         self._exact.setdefault(cfg.fingerprint(config), name)
         self._equivalent.setdefault(self._identity(config), name)
 
-    def forget(self, config: Systems, name: str, process_died: bool) -> None:
-        """Forget a trial that failed for an outside reason: its configuration may be drawn.
+    def forget(self, config: Systems, name: str) -> None:
+        """Forget a trial whose processes died: its configuration may be drawn again.
 
-        Where its processes died, that is once in a session: the second time is likely the
-        configuration's fault, which would be drawn until all trials are used up. Others that held
-        the memory say nothing about it.
+        That is once in a session: the second time is likely the configuration's fault, which would
+        be drawn until all trials are used up.
         """
-        if process_died:
-            if (identity := self._identity(config)) in self._died:
-                return
-            self._died.add(identity)
+        if (identity := self._identity(config)) in self._died:
+            return
+        self._died.add(identity)
         for names in (self._exact, self._equivalent):
             for fingerprint in [key for key, other in names.items() if other == name]:
                 del names[fingerprint]

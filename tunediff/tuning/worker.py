@@ -91,7 +91,6 @@ def start(connection: Connection, content: tuple[TrialSpec, str]) -> None:
     job, afresh = content
     prepared.begin(job.group.place.threads)
     with world_of_environment() as world:
-        memory.await_freed(world.device)
         work(job, connection, world, afresh)
 
 
@@ -121,8 +120,7 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
             return _train(job, observer, world, progress.part, afresh)
 
     # A parent that is gone says nothing about this trial.
-    of_parent, per_gpu = (ParentLostError,), job.group.place.per_gpu
-    result = run_trial(train, world, job.folder, of_parent, per_gpu, job.target)
+    result = run_trial(train, world, job.folder, (ParentLostError,), job.target)
     if job.profile_steps and result.end is not None and result.end.status == "ok":
         result = _profiled(result, job, world)
     elif job.role == "draw" and result.outcome is not None:
