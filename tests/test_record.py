@@ -52,8 +52,8 @@ def test_a_point_is_what_its_flat_form_says(tmp_path):
         label="E",
     )  # fmt: skip
     assert (whole["step_own_part_s"], whole["error"], whole["loss"], whole.get("label")) == (0.04, 4.0, 0.5, "E")
-    assert "energy_j" not in whole, "what is not known is absent"
-    assert whole.get("energy_j") is None
+    assert "flops_per_sample" not in whole, "what is not known is absent"
+    assert whole.get("flops_per_sample") is None
     assert whole.get("kid", 7) == 7
     with pytest.raises(KeyError):
         whole["kid"]

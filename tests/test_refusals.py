@@ -25,7 +25,6 @@ COMMAND = {
 }  # fmt: skip
 FILES = {
     "ok.yaml": yaml.safe_dump(SEARCH),
-    "energy.yaml": yaml.safe_dump(SEARCH | {"objective": ["frechet", "energy_wh"]}),
     "misspelt.yaml": yaml.safe_dump(SEARCH | {"serach": {}}),
     "config.yaml": "workload: diffusion\nloader: {batch_size: 64}\n",
     "wrong.yaml": "workload: diffusion\nbudget: {trials: 3}\n",
@@ -66,7 +65,6 @@ search ok.yaml --address head                         | --address: 'head'
 search ok.yaml --warm-start gone                      | --warm-start: gone:
 search ok.yaml --check                                | --check: 'ok.yaml'
 search mine.py --check --no-check                     | command line: --no-check
-search energy.yaml                                    | energy.yaml: objective: cost: 'energy_wh'
 search empty.yaml                                     | empty.yaml:
 search config.yaml                                    | config.yaml:
 search nowhere.yaml                                   | nowhere.yaml:

@@ -122,7 +122,7 @@ def shared_seconds(folder, unit):
     wanted = make(folder, {"workload": "digits", "budget": budget, "grid": {"parallel.workers": [1, 4]}})
     write(folder, wanted, 0, curve=((5.0, 1000, 8.0), (10.0, 2000, 4.0), (20.0, 4000, 2.0)))
     curve = ((1.25, 1000, 4.0), (2.5, 2000, 2.0), (5.0, 4000, 1.0))
-    write(folder, wanted, 1, {"parallel.workers": 4}, curve, found={"energy_wh": 0.5, "price": 0.1})
+    write(folder, wanted, 1, {"parallel.workers": 4}, curve, found={"price": 0.1})
     return analysis.read(folder)
 
 
@@ -139,16 +139,14 @@ def test_four_devices_are_compared_with_one_by_the_seconds_of_all(tmp_path, unit
 
 
 def test_what_trainings_used_together(tmp_path):
-    """The baseline 20 s on one device, the other 5 s on four; energy as far as it was measured."""
+    """The baseline 20 s on one device, the other 5 s on four."""
     found = shared_seconds(tmp_path / "night", "device")
-    assert found.used() == {"device_s": 40.0, "energy_wh": 0.5, "price": 0.2}
+    assert found.used() == {"device_s": 40.0, "price": 0.2}
     assert list(found.table()["device_s"]) == [20.0, 20.0]
-    assert found.table()["energy_wh"][1] == 0.5
     failed = write(tmp_path / "night", found.space, 1, {"parallel.workers": 4}, (), status="nan")
     assert trial_record.read_trial(failed).points == []
     found = analysis.read(tmp_path / "night")
-    assert found.used() == {"device_s": 20.0 + 4 * 20.0, "energy_wh": None, "price": 0.5}, "20 s of its clock"
-    assert "energy_wh" not in found.table()
+    assert found.used() == {"device_s": 20.0 + 4 * 20.0, "price": 0.5}, "20 s of its clock"
 
 
 def test_table_has_its_columns_before_the_first_trial(tmp_path):

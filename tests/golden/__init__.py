@@ -131,7 +131,7 @@ def two_objectives(folder, objective):
     knobs = {"compile.mode": ["none", "default"], "parallel.workers": [1, 2], "loader.batch_size": [64, 128]}
     space = begun(folder, objective, 5, budget=budget, search=knobs, objective=[metric, "device_s"])
     on_two = {"parallel.workers": 2}
-    found = {"found": {"price": 0.2, "energy_wh": 1.5}}
+    found = {"found": {"price": 0.2}}
     write(folder, space, 0, curve=objective.curve(2.0), **found)
     write(folder, space, 1, {"compile.mode": "default"}, objective.curve(1.5), rate=300.0, compile_s=6.0, **found)
     write(folder, space, 2, on_two, objective.curve(1.2), rate=350.0, **found)

@@ -4,7 +4,6 @@ import contextlib
 import subprocess
 import sys
 import time
-import types
 
 import pytest
 import torch
@@ -222,68 +221,6 @@ def test_what_the_roof_was_measured_with_is_not_the_trainings(monkeypatch):
     plain = last_point()["peak_memory_mib"]
     monkeypatch.setattr(hardware, "fastest_product", product)
     assert last_point()["peak_memory_mib"] < plain + 500
-
-
-# ------------------------------------------------------------------------------------------------------------- energy
-class _Nvml(types.ModuleType):
-    def __init__(self, joules):
-        super().__init__("pynvml")
-        self.joules = iter(joules)
-
-    def nvmlInit(self):  # noqa: N802
-        pass
-
-    def nvmlDeviceGetHandleByUUID(self, uuid):  # noqa: N802
-        assert uuid == "GPU-1234"
-        return "handle"
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle):  # noqa: N802
-        return 1000 * next(self.joules)
-
-
-def test_energy_is_read_where_nvml_gives_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", _Nvml([0, 5, 12]))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(uuid="1234"))
-    meter = hardware.EnergyMeter(torch.device("cuda", 0))
-    assert (meter.joules(), meter.joules(), meter.joules()) == (5.0, 12.0, None)  # the counter fails: no number
-
-
-def test_a_process_on_two_gpus_uses_the_energy_of_both(monkeypatch):
-    counters = {0: iter([5.0, 12.0]), 1: iter([100.0, 130.0])}
-    monkeypatch.setattr(
-        hardware, "_nvml", lambda device: counters.get(device.index) and counters[device.index].__next__
-    )
-    meter = hardware.EnergyMeter(torch.device("cuda", 0), 2)
-    assert (meter.joules(), meter.joules()) == (105.0, 142.0)
-    assert hardware.EnergyMeter(torch.device("cuda", 0), 3).joules() is None, "of one of them nothing is known"
-
-
-def test_the_energy_of_a_cpu_is_that_of_its_packages(tmp_path, monkeypatch):
-    """Two sockets; the part of one is not counted twice; the second's counter wraps around at 1 kJ."""
-    monkeypatch.setattr(hardware, "POWERCAP", tmp_path)
-
-    def counted(*microjoules):
-        for name, value in zip(("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"), microjoules, strict=True):
-            (tmp_path / name).mkdir(exist_ok=True)
-            (tmp_path / name / "energy_uj").write_text(f"{value}\n")
-            (tmp_path / name / "max_energy_range_uj").write_text("1000000000\n")
-
-    counted(5_000_000, 999_000_000, 1)
-    meter = hardware.EnergyMeter(torch.device("cpu"))
-    counted(8_000_000, 4_000_000, 10**8)
-    assert meter.joules() == pytest.approx(3 + 5)
-    assert meter.is_shared, "workers of one machine share it"
-    (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
-    assert meter.joules() is None
-    for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):
-        (tmp_path / name / "energy_uj").write_text("only root may read this")
-    assert hardware.EnergyMeter(torch.device("cpu")).joules() is None
-
-
-def test_without_nvml_there_is_no_energy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert hardware.EnergyMeter(torch.device("cuda", 0)).joules() is None
-    assert "energy_j" not in last_point()
 
 
 # ---------------------------------------------------------------------------------------------------------- neighbours

@@ -74,7 +74,7 @@ def test_trials_of_two_gpus_or_of_none_share_none():
     "changes",
     [
         {"alone": True}, {"budget": {"per_trial": "9s", "unit": "device"}}, {"objective": "samples_per_s"},
-        {"objective": ["frechet", "energy_wh"]}, {"budget": {"per_trial": "9s", "price_per_device_hour": 2.0}},
+        {"objective": ["frechet", "device_s"]}, {"budget": {"per_trial": "9s", "price_per_device_hour": 2.0}},
     ],
 )  # fmt: skip
 def test_nothing_is_counted_by_device_where_several_share_one(changes):

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 RATE = "samples_per_s"
 """The objective of a search for speed: there is no curve, and no model is evaluated."""
-_COSTS = ("energy_wh", "price")
 _COLUMNS = ("trial", "status", "failures", "disturbed")
 _MEASURED = ("train_s", "device_s", "samples", RATE)
 _OF_TRAININGS = ("step_s", "data_wait_share", "peak_memory_mib")
@@ -290,11 +289,10 @@ class Results:
         return parts
 
     def used(self) -> dict[str, float | None]:
-        """Return device_s, energy_wh and price of all trainings together; None: not measured."""
+        """Return device_s and price of all trainings together; None: not measured."""
         used: dict[str, float | None] = {}
-        for name in _COSTS:
-            spent = [value for trial in self.trials if (value := last(trial, name)) is not None]
-            used[name] = sum(spent) if spent else None
+        spent = [value for trial in self.trials if (value := last(trial, "price")) is not None]
+        used["price"] = sum(spent) if spent else None
         used["device_s"] = sum(map(device_s, self.trials)) if self.trials else None
         if (rate := self.space.budget.price_per_device_hour) and used["device_s"] is not None:
             # The prices of points lack what failed after them
@@ -315,7 +313,7 @@ class Results:
             measured = [*_MEASURED, *_OF_TRAININGS]
             names = (*_COLUMNS, self.metric, "versus_baseline", *measured, "reason")
             return pd.DataFrame({name: [] for name in names})
-        measured = [*_MEASURED, *filter(self._has, (*_OF_TRAININGS, *_COSTS)), *self.judged]
+        measured = [*_MEASURED, *filter(self._has, (*_OF_TRAININGS, "price")), *self.judged]
         rows = []
         for trial in self.trials:
             cells = {

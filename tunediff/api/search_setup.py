@@ -126,8 +126,6 @@ def prepare(options: SearchOptions) -> SearchRequest:
             definition = cast("CommandWorkload", space.workload).definition
             definition.check_places(space.budget.per_trial_s, space.source)
         resources.share(space, resources.local())
-        if space.cost == "energy_wh":
-            _check_energy(space)
         if not options.dry_run:
             plan.check(planned(request, options), options.force)
     return request
@@ -260,17 +258,6 @@ def _create_checked(
 def _of_command(space: SearchSpace) -> Measured:
     """Return what a plan says of a command, which evaluates itself within its budget."""
     return {"data": list(space.workload.notes), "evaluation_s": 0.0}
-
-
-def _check_energy(space: SearchSpace) -> None:
-    """Raises `ConfigError` where nothing counts the energy of a training."""
-    import torch
-
-    from tunediff.training import hardware  # imports torch
-
-    if hardware.EnergyMeter(torch.device(resources.local().device)).joules() is None:
-        why = f"cannot be measured here: {hardware.NO_ENERGY}"
-        raise ConfigError(f"{space.source}: objective: cost: 'energy_wh' {why}")
 
 
 def _resumed(options: SearchOptions) -> SearchRequest:

@@ -98,14 +98,7 @@ class Point:
         "FLOP/s of the model, as a share of those that a matrix product reaches here",
         100.0,
     )
-    energy_j: float | None = _measured(
-        "energy", "J", "energy since the evaluation before: of the GPUs, or of the CPUs"
-    )
-    energy_wh: float | None = _measured(
-        "energy", "Wh", "energy of the training: of the GPUs, or of the whole CPUs"
-    )
     price: float | None = _measured("price", "", "of the device-seconds, by that of a device-hour")
-    samples_per_j: float | None = _measured("samples/J", "", "samples trained per joule")
     batches_ahead: int | None = _measured(
         "batches ahead",
         "",

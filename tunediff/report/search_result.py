@@ -239,7 +239,6 @@ class SearchResult(Result):
     training_s: float
     """what the trainings used, confirming runs included; null: not measured"""
     device_s: float | None = None
-    energy_wh: float | None = None
     price: float | None = None
     data_wait_s: float
     """where the other seconds went, those of confirming runs included"""

@@ -94,7 +94,7 @@ def _check_longer(confirm: Confirm, space: SearchSpace) -> None:
 
 
 def _check_shared(space: SearchSpace) -> None:
-    """Raise `ConfigError` for seconds and joules of a GPU that several trials share."""
+    """Raise `ConfigError` for seconds of a GPU that several trials share."""
     shared, device = space.trials_per_gpu > 1, space.budget.unit == "device"
     where = f"{space.source}: trials_per_gpu: {space.trials_per_gpu} is not allowed"
     refuse(shared and space.alone, f"{where} with alone: true; allowed: 1")
@@ -103,7 +103,7 @@ def _check_shared(space: SearchSpace) -> None:
         shared and (device or priced),
         f"{where} where devices are counted: budget: unit, price_per_device_hour",
     )
-    counted = space.cost in ("device_s", "energy_wh", "price") or not space.evaluates
+    counted = space.cost in ("device_s", "price") or not space.evaluates
     refuse(
         shared and counted,
         f"{where} for objective: {space.cost or space.metric}: it would be that of several",

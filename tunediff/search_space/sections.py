@@ -34,10 +34,10 @@ Sampler = Literal[
     "BruteForceSampler",
 ]
 """Samplers of Optuna that a search can draw with."""
-Cost = Literal["peak_memory_mib", "device_s", "energy_wh", "price"]
+Cost = Literal["peak_memory_mib", "device_s", "price"]
 EARLY_STOPPING: tuple[str, ...] = get_args(EarlyStopping)
 COSTS: tuple[str, ...] = get_args(Cost)
-"""Allowed second objectives, which are minimized: device memory, seconds × devices, energy and
+"""Allowed second objectives, which are minimized: device memory, seconds × devices and
 price."""
 T = TypeVar("T")
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")

@@ -12,7 +12,6 @@ from typing import Any
 import psutil
 import torch
 
-from tunediff.core.environment import install_command
 from tunediff.training.precision import float32_formats
 
 DISTURBED = 0.15
@@ -86,89 +85,6 @@ def call_seconds(make: Callable[[], None], device: torch.device) -> float:
     make()
     synchronize(device)
     return time.perf_counter() - began
-
-
-# ---- energy
-POWERCAP = Path("/sys/class/powercap")
-"""Where Linux has the energy counters of CPUs (RAPL); often only root may read them."""
-NO_ENERGY = (
-    f"a GPU needs NVML ({install_command('energy')}) and its energy counter, a CPU readable"
-    f" counters in {POWERCAP}"
-)
-
-
-class EnergyMeter:
-    """Joules of the devices that a rank trains on; None where nothing counts them.
-
-    A GPU: NVML's counter, from Volta on; needs the optional dependency `nvidia-ml-py` (the extra
-    `energy`). A CPU: the RAPL counters of all its packages, which count all processes.
-    """
-
-    def __init__(self, device: torch.device, count: int = 1) -> None:
-        """`count`: GPUs, of which `device` is the first."""
-        self.is_shared = device.type != "cuda"
-        """Whether other ranks of this machine read the same counter."""
-        if self.is_shared:
-            self._counters = [_rapl(POWERCAP)]
-        else:
-            first = device.index or 0
-            self._counters = [_nvml(torch.device("cuda", first + n)) for n in range(count)]
-
-    def joules(self) -> float | None:
-        """Return a counter whose differences count. Call it every few minutes at least."""
-        total = 0.0
-        for counter in self._counters:
-            if counter is None:
-                return None
-            try:
-                total += counter()
-            except Exception:
-                return None
-        return total
-
-
-def _nvml(device: torch.device) -> Callable[[], float] | None:
-    # NVML has many ways to be absent; none of them may cost a training.
-    with contextlib.suppress(Exception):
-        import pynvml
-
-        pynvml.nvmlInit()
-        # By its UUID: CUDA_VISIBLE_DEVICES renumbers the devices for torch but not for NVML.
-        uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
-        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-        pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)  # not before Volta
-        return lambda: float(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)) / 1000
-    return None
-
-
-def _rapl(folder: Path) -> Callable[[], float] | None:
-    """Return a function of all CPU packages' joules; counters wrap at their range."""
-    files = folder.glob("*-rapl:*/energy_uj")  # one colon: a package; two: a part of it
-    packages = sorted(path.parent for path in files if path.parent.name.count(":") == 1)
-
-    def read() -> list[tuple[int, int]]:
-        return [
-            (
-                int((package / "energy_uj").read_text()),
-                int((package / "max_energy_range_uj").read_text()),
-            )
-            for package in packages
-        ]
-
-    try:
-        last = read()
-    except (OSError, ValueError):
-        return None
-    total = 0.0
-
-    def joules() -> float:
-        nonlocal last, total
-        before, last = last, read()
-        for (old, _), (new, largest) in zip(before, last, strict=True):
-            total += (new - old + (largest if new < old else 0)) / 1e6
-        return total
-
-    return joules if packages else None
 
 
 # ---- other processes

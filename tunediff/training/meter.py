@@ -30,7 +30,6 @@ PER_STEP = (
     "phases_s",
     "data_wait_share",
     "peak_share",
-    "samples_per_j",
 )
 """Fields of a point that are not known without a step."""
 
@@ -58,8 +57,6 @@ class Meter:
         """Steps in a row, up to the last, whose loss is not finite; as of the last `read`."""
         self._waited_s = phases.read()["data_wait"]  # the device, as far as the clock knows it
         # ---- used up to the last evaluation, and before the last restart of the process
-        self._energy = hardware.EnergyMeter(world.device, devices // world.size)
-        self._trained_j: float | None = 0.0
         self._before = {"device_s": 0.0, "train_s": 0.0}
         self.restart()
 
@@ -68,8 +65,7 @@ class Meter:
         self._seconds, self._phase_s = dict(self._clock.seconds), self._phases.read()
         self._samples, self._steps = self._pace.samples, self._pace.steps
         self._pace.rates.clear()
-        self._usage, self._joules = hardware.Usage.now(), self._energy.joules()
-        self._counts_energy = True  # False between a point and the next restart
+        self._usage = hardware.Usage.now()
 
     @property
     def device_s(self) -> float:
@@ -77,15 +73,13 @@ class Meter:
         seconds = self._pace.train_s - self._before["train_s"]
         return self._before["device_s"] + seconds * self._devices
 
-    def state_dict(self) -> dict[str, float | None]:
-        """Return what the training has used so far, for the checkpoint; all ranks call it."""
-        joules = _sum(self._trained_j, self._used_j() if self._counts_energy else 0.0)
-        return {"device_s": self.device_s, "train_s": self._pace.train_s, "energy_j": joules}
+    def state_dict(self) -> dict[str, float]:
+        """Return what the training has used so far, for the checkpoint."""
+        return {"device_s": self.device_s, "train_s": self._pace.train_s}
 
-    def load_state_dict(self, state: Mapping[str, float | None]) -> None:
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
         """Go on from a checkpoint."""
-        self._before = {name: float(state[name] or 0.0) for name in ("device_s", "train_s")}
-        self._trained_j = state["energy_j"]
+        self._before = dict(state)
 
     def add(self, loss: Tensor) -> None:
         """Add one step's loss, a scalar on the device."""
@@ -97,7 +91,6 @@ class Meter:
         if self._phases.of_device:  # the clock sees the host only, which runs ahead of its device
             self._clock.move(waited_s - self._waited_s, "train", "data_wait")
             self._waited_s = waited_s
-        self._energy.joules()  # counters of a CPU wrap around
         for loss in torch.stack(self._unread).float().tolist() if self._unread else ():
             if math.isfinite(loss):  # those that loss scaling passes over do not count
                 self._sum = np.float32(self._sum + np.float32(loss))
@@ -139,7 +132,7 @@ class Meter:
             load_average=os.getloadavg()[0],
             peak_share=rate * flops / peak if flops is not None else None,
             **self._constant,
-            **self._machine(samples),
+            **self._machine(),
             **self._memory(),
         )
         if steps or before is None:
@@ -166,29 +159,14 @@ class Meter:
         parts = {name: seconds / steps for name, seconds in spent.items()}
         return {**parts, "other": max(0.0, trained_s - sum(spent.values())) / steps}
 
-    def _machine(self, samples: int) -> dict[str, Any]:
-        """Return CPU load, energy and what other processes took, over all ranks of this machine."""
+    def _machine(self) -> dict[str, Any]:
+        """Return CPU load and what other processes took, over all ranks of this machine."""
         used = hardware.Usage.now().since(self._usage)
         ranks = self._world.gather((platform.node(), used.own_s))
         own_s = sum(seconds for node, seconds in ranks if node == platform.node())
         facts = hardware.disturbance(used, own_s, psutil.cpu_count() or 1)
         facts["cpu_share"] = used.own_s / max(1e-9, used.wall_s)
-        joules, self._counts_energy = self._used_j(), False
-        self._trained_j = _sum(self._trained_j, joules)
-        if joules is not None:
-            facts |= {"energy_j": joules, "samples_per_j": samples / joules if joules > 0 else 0.0}
-        if self._trained_j is not None:
-            facts["energy_wh"] = self._trained_j / 3600
         return facts
-
-    def _used_j(self) -> float | None:
-        """Return all ranks' joules since `restart`: a GPU each, and a machine's shared CPUs."""
-        now, counter = self._energy.joules(), None
-        used = now - self._joules if now is not None and self._joules is not None else None
-        if not self._energy.is_shared:
-            counter = self._world.rank
-        by_counter = dict(self._world.gather(((platform.node(), counter), used)))
-        return None if None in by_counter.values() else sum(by_counter.values())
 
     def _memory(self) -> dict[str, Any]:
         """Return the peak MiB of the rank that needs most."""
@@ -198,7 +176,3 @@ class Meter:
         for name, value in used.items():
             self._peak_mib[name] = max(value, self._peak_mib.get(name, 0.0))
         return {name: self._world.largest(value) for name, value in self._peak_mib.items()}
-
-
-def _sum(a: float | None, b: float | None) -> float | None:
-    return a + b if a is not None and b is not None else None

@@ -142,9 +142,7 @@ def _seconds(context: ReportContext, files: Files) -> Html | None:
         share = percent(confirming_s / wall_s)
         rows.append(["of that, the confirming runs", duration(confirming_s), share])
     used = totals([runs.used() for runs in counted])
-    energy = f"{number(used['energy_wh'])} Wh" if "energy_wh" in used else "not measured"
     rows.append(["training seconds × devices", duration(used.get("device_s", 0.0)), ""])
-    rows.append(["energy of training", energy, ""])
     if "price" in used:
         rate = f"at {number(budget.price_per_device_hour)} per device-hour of training"
         rows.append(["price of training", number(used["price"]), rate])

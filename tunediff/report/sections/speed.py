@@ -23,7 +23,6 @@ AGAINST = {
     RATE: ("{unit}/s", "{unit}/s → faster"),
     "peak_memory_mib": ("memory", "memory (MiB) → more"),
     "device_s": ("device-seconds", "training seconds × devices → more"),
-    "energy_wh": ("energy", "energy of the training (Wh) → more"),
     "price": ("price", "price of the training → more"),
 }
 """Quantities besides the objective: name in a sentence, axis label; `{unit}`: of samples."""

@@ -231,7 +231,6 @@ def _quantities(
         ),
         ("compiling (s)", compile_s(base), compile_s(winner)),
         at_end("peak memory (MiB)", "peak_memory_mib"),
-        at_end(f"{unit} per joule", "samples_per_j"),
     ]
     return [row for row in rows if row[1] is not None or row[2] is not None]
 
