@@ -225,16 +225,16 @@ def test_what_the_roof_was_measured_with_is_not_the_trainings(monkeypatch):
 
 # ---------------------------------------------------------------------------------------------------------- neighbours
 @pytest.mark.parametrize(
-    ("machine_s", "own_s", "waited_s", "expected"),
+    ("machine_s", "own_s", "expected"),
     [
-        (20.0, 20.0, 0.0, (0.0, 0.0, False)),  # alone on both cores
-        (20.0, 10.0, 10.0, (0.5, 0.5, True)),  # another process takes half, and this one waits
-        (20.0, 10.0, 0.5, (0.5, 0.5 / 10.5, False)),  # another one uses a core that this one leaves idle
-        (19.0, 19.0, 9.0, (0.0, 9 / 28, False)),  # its own threads and loaders are too many
+        (20.0, 20.0, (0.0, False)),  # alone on both cores
+        (20.0, 10.0, (0.5, True)),  # another process takes half of them
+        (16.0, 10.0, (0.3, False)),  # it uses what this one leaves idle
+        (19.0, 19.0, (0.0, False)),  # its own threads and loaders
     ],
 )  # fmt: skip
-def test_disturbed_is_who_waits_for_others(machine_s, own_s, waited_s, expected):
-    used = Usage(wall_s=10.0, machine_s=machine_s, own_s=own_s, waited_s=waited_s)
+def test_disturbed_is_who_shares_full_cores_with_others(machine_s, own_s, expected):
+    used = Usage(wall_s=10.0, machine_s=machine_s, own_s=own_s)
     found = disturbance(used, own_s, cores=2)
     assert tuple(found.values()) == pytest.approx(expected)
 

@@ -69,9 +69,6 @@ class Point:
     other_load_share: float = _measured(
         "others' load", "%", "share of the machine's cores that others used", 100.0
     )
-    core_wait_share: float = _measured(
-        "waiting for a core", "%", "share of its running time", 100.0
-    )
     disturbed: bool = False
     """Whether other processes used cores that this training needed: its seconds are theirs too."""
     weights_digest: str | None = None

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,8 +14,8 @@ import torch
 from tunediff.training.precision import float32_formats
 
 DISTURBED = 0.15
-"""Share of the machine's cores that others used, and share of its own time this process then waited
-for a core, from which a measurement counts as disturbed."""
+"""Share of the machine's cores that others used, from which a measurement counts as disturbed where
+less than that was left idle."""
 
 
 # ---- arithmetic
@@ -96,8 +95,6 @@ class Usage:
     machine_s: float
     own_s: float
     """This process and its descendants, loader processes among them."""
-    waited_s: float
-    """How long this process's threads waited for a core; 0 where the kernel does not tell."""
 
     @classmethod
     def now(cls) -> Usage:
@@ -106,7 +103,7 @@ class Usage:
         # What a guest uses is part of user; idle and iowait are the rest.
         names = ("user", "system", "nice", "irq", "softirq")
         machine_s = sum(getattr(times, name, 0.0) for name in names)
-        return cls(time.monotonic(), machine_s, _own_cpu_s(), _waited_s())
+        return cls(time.monotonic(), machine_s, _own_cpu_s())
 
     def since(self, before: Usage) -> Usage:
         """Return the usage since an earlier one."""
@@ -124,27 +121,14 @@ def _own_cpu_s() -> float:
     return total
 
 
-def _waited_s() -> float:
-    """Return the run delay of all threads: the second number of Linux's schedstat, in ns."""
-    total = 0
-    for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):  # a thread may have ended
-            total += int(path.read_text().split()[1])
-    return total / 1e9
-
-
 def disturbance(used: Usage, own_s: float, cores: int) -> dict[str, Any]:
-    """Return `other_load_share`: the share of the cores that others used; `core_wait_share`: how
-    much of its own time this process waited for a core; `disturbed`: both are large, so the seconds
-    measured are not this training's alone.
+    """Return `other_load_share`: the share of the cores that others used; `disturbed`: it is large
+    and left next to no core idle, so the seconds measured are not this training's alone.
 
     `own_s` sums over the ranks on this machine. Others that use cores which a training leaves idle
-    do not disturb it; threads of a training that wait for each other's cores are its own affair.
+    do not disturb it.
     """
-    others = max(0.0, used.machine_s - own_s) / max(1e-9, used.wall_s * cores)
-    waited = used.waited_s / max(1e-9, used.own_s + used.waited_s)
-    return {
-        "other_load_share": min(1.0, others),
-        "core_wait_share": waited,
-        "disturbed": bool(others > DISTURBED and waited > DISTURBED),
-    }
+    available_s = max(1e-9, used.wall_s * cores)
+    others = min(1.0, max(0.0, used.machine_s - own_s) / available_s)
+    idle = 1.0 - used.machine_s / available_s
+    return {"other_load_share": others, "disturbed": others > DISTURBED > idle}
