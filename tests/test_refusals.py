@@ -207,7 +207,6 @@ def test_a_command_refuses(folder, monkeypatch, capsys, imports_as_before, this_
     command, *words = shlex.split(line)
     monkeypatch.chdir(folder)
     this_machine(2)
-    monkeypatch.setattr("tunediff.training.hardware.POWERCAP", folder / "none")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     before = content_of(folder)
     module = importlib.import_module("tunediff.report.__main__" if command == "report" else f"tunediff.{command}")
