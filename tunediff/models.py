@@ -68,9 +68,8 @@ class Saved:
             check_fit(weights, network, str(self.weights))
             adapters.note_base(network)
             adapters.put_into(network, weights)
-        network.to(device)
-        if self.config.memory.channels_last:
-            network.to(memory_format=torch.channels_last)
+        nhwc = self.config.memory.channels_last
+        network.to(device, memory_format=torch.channels_last if nhwc else torch.preserve_format)
         return network.eval().requires_grad_(False)
 
     def state(self) -> Any:

@@ -71,8 +71,10 @@ def _of_system(baseline: Any, cores: int, gpu: bool, emulated: Collection[str]) 
             del system["precision.amp"]
     if gpu:
         system["precision.matmul"] = _with(baseline.precision.matmul, "highest", "high")
-        system["memory.channels_last"] = [False, True]
-        system["precision.cudnn_benchmark"] = [False, True]
+        system |= {
+            "memory.channels_last": [False, True],
+            "precision.cudnn_benchmark": [False, True],
+        }
         system["compile.mode"] = _with(baseline.compile.mode, "none", "default")
     return system
 
