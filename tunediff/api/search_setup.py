@@ -228,8 +228,8 @@ def measured_plan(
 ) -> dict[str, Any]:
     """Return the plan with measured times, and keep nothing on disk.
 
-    A new search of a user's workload is tried as `create` does, so that its plan has no knobs that
-    `train(trial)` never reads. Raises `ConfigError` with what is wrong with the workload.
+    A new search of a user's workload is tried as `create` does. Raises `ConfigError` with what is
+    wrong with the workload.
     """
     users_file = request.space.workload.file is not None
     if request.content is None or not users_file or not options.check:

@@ -1,10 +1,9 @@
-"""Remove knobs from a search space that the command line fixes or that change nothing."""
+"""Remove knobs from a search space that the command line fixes."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Values
 from tunediff.config.knobs import refuse
 from tunediff.core import text
-from tunediff.search_space.dimension import Dimension
-from tunediff.search_space.model import SearchSpace
 from tunediff.search_space.searched_knobs import spread
 from tunediff.search_space.sections import SearchFile
 
@@ -225,39 +222,3 @@ class _Narrowing:
                 continue
             remaining.append(left)
         return remaining
-
-
-def without(
-    space: SearchSpace, content: Lines, names: Collection[str]
-) -> tuple[SearchSpace, Lines]:
-    """Return space and file content without these knobs, which keep the baseline's values.
-
-    A knob goes as well that applies only to another value of one of them.
-    """
-    baseline, gone, kept = cfg.flat(space.baseline), set(names), list[Dimension]()
-    for dimension in space.dimensions:
-        left = tuple(condition for condition in dimension.when if condition[0] not in gone)
-        if all(baseline.get(name) in allowed for name, allowed in dimension.when if name in gone):
-            kept += [] if dimension.name in gone else [dataclasses.replace(dimension, when=left)]
-        else:
-            gone.add(dimension.name)
-    points = [
-        {name: point[name] for name in point if name not in gone} for point in space.candidates
-    ]
-    candidates = tuple({json.dumps(point, sort_keys=True): point for point in points}.values())
-    search = {}
-    for name, spec in spread(content[space.kind], f"{space.source}: {space.kind}").items():
-        if name not in gone:
-            search[name] = spec
-            if isinstance(spec, dict) and isinstance(spec.get("when"), dict):
-                search[name] = {
-                    **spec,
-                    "when": {key: spec["when"][key] for key in spec["when"] if key not in gone},
-                }
-    content = {**content, space.kind: search}
-    if isinstance(first := content.get("first"), list):
-        content["first"] = [
-            {name: value for name, value in cfg.flatten(point).items() if name not in gone}
-            for point in first
-        ]
-    return dataclasses.replace(space, dimensions=tuple(kept), candidates=candidates), content
