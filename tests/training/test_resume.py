@@ -172,7 +172,7 @@ def counting(trial):
 
 
 def adversaries(trial):
-    """Two optimizers with losses of their own, and averages of what one of them learns."""
+    """Two optimizers that the loop steps by itself, and averages of what they learn."""
     parts = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 1)})
     net = trial.prepare(parts)
     a, b = (torch.optim.AdamW(net[name].parameters(), 0.05) for name in ("a", "b"))
@@ -181,7 +181,12 @@ def adversaries(trial):
     trial.evaluate_with(lambda: {"error": net["b"](net["a"](INPUTS)).mean().item()})
     for inputs, _ in trial.batches((INPUTS, TARGETS)):
         output = net["b"](net["a"](inputs))
-        trial.step({a: output.square().mean(), b: (1 - output).square().mean()})
+        loss = output.square().mean()
+        loss.backward()
+        for optimizer in (a, b):
+            optimizer.step()
+            optimizer.zero_grad()
+        trial.record_step(loss, a)
         average.update(parts, trial.schedule, trial.stride)
         powers.update(parts, trial.schedule, trial.stride)
 

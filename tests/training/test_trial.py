@@ -105,6 +105,23 @@ def test_forward_and_backward_in_one_call_is_the_same_step():
     assert_equal(expected, weights(train(toy(), samples=IMAGES, body=weighted)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("call", ["step", "update", "record_step"])
+def test_second_step_for_one_batch_is_refused(call):
+    def body(trial):
+        net, optimizer = begin(trial)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            for _ in range(2):
+                loss = loss_of(net, batch)
+                if call == "update":
+                    trial.backward(loss)
+                getattr(trial, call)(
+                    *([] if call == "update" else [loss]), *([] if call == "record_step" else [optimizer])
+                )
+
+    with pytest.raises(WorkloadError, match=f"toy: trial.{call} was called twice for one batch"):
+        train(toy(), samples=IMAGES, body=body)
+
+
 @pytest.mark.parametrize("amp", ["none", "fp16"])
 def test_gradients_are_clipped_to_the_norm(amp):
     """Those of the loss: what `fp16` scales it by is taken out before."""

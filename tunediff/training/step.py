@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
 
-from tunediff.training import losses
 from tunediff.training.training_run import TrainingRun
 
 LossOf = Callable[..., Tensor]
@@ -90,51 +89,24 @@ class OptimizerStep:
         run.phases.switch(None)
         return item_losses
 
-    def _backward_separately(self, by_optimizer: losses.Losses) -> None:
-        """Add the gradients of several losses, each to its own optimizer's parameters."""
-        run = self.run
-        if not run.strategy.separate_losses:
-            raise run.mistake(
-                f"parallel.strategy: {run.config.parallel.strategy} is not allowed with several"
-                " losses: it averages gradients in one backward pass; allowed: ddp, dp, single"
-            )
-        run.phases.switch("backward")
-        try:
-            losses.backward(
-                by_optimizer, lambda loss: run.amp.scaler.scale(loss / self.accumulation)
-            )
-        except ValueError as error:
-            raise run.mistake(str(error)) from None
-        for loss in by_optimizer.values():
-            self._add_loss(run.compilation.detach(loss) / self.accumulation)
-        run.phases.switch(None)
-
     def _add_loss(self, share: Tensor) -> None:
         self.run.read_knobs.add("loader.accumulation")
         self.loss = share if self.loss is None else self.loss + share
 
     # ---- updates
-    def step(
-        self,
-        loss: Tensor | losses.Losses,
-        optimizer: torch.optim.Optimizer | None,
-        clip_norm: float | None,
-    ) -> None:
-        try:
-            by_optimizer = losses.of_step(loss, optimizer)
-        except ValueError as error:
-            raise self.run.mistake(str(error)) from None
+    def step(self, loss: Tensor, optimizer: torch.optim.Optimizer, clip_norm: float | None) -> None:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            kind = type(loss).__name__
+            if isinstance(loss, Tensor):
+                kind = f"a tensor of shape {list(loss.shape)}"
+            raise self.run.mistake(
+                f"trial.step takes a loss of one number, not {kind}; loss.mean()?"
+            )
         self._refuse_second("step", self.stepped)
         self.stepped = True
-        if isinstance(loss, Tensor):
-            self.backward(loss)
-            if self.sync_gradients:
-                assert optimizer is not None
-                self.update(optimizer, clip_norm)
-            return
-        self._backward_separately(by_optimizer)
+        self.backward(loss)
         if self.sync_gradients:
-            self._update_separately(by_optimizer, clip_norm)
+            self.update(optimizer, clip_norm)
 
     def update(
         self,
@@ -146,35 +118,14 @@ class OptimizerStep:
         run = self.run
         with run.phases("optimizer"):
             run.world.average_gradients(beside)
-            parameters = self._parameters(run.model) if run.model is not None else []
-            self._step_optimizers({optimizer: parameters}, clip_norm)
-        self._finish(optimizer)
-
-    def _update_separately(self, by_optimizer: losses.Losses, clip_norm: float | None) -> None:
-        """Update the weights of several optimizers, counted as one step."""
-        self._mark_updated("step")
-        parameters = {optimizer: losses.parameters(optimizer) for optimizer in by_optimizer}
-        with self.run.phases("optimizer"):
-            for one in parameters.values():
-                self.run.strategy.average(one)
-            self._step_optimizers(parameters, clip_norm)
-        self._finish(next(iter(by_optimizer)))
-
-    def _step_optimizers(
-        self,
-        parameters: Mapping[torch.optim.Optimizer, list[nn.Parameter]],
-        clip_norm: float | None,
-    ) -> None:
-        """Clip the gradients of the parameters and step, under loss scaling."""
-        scaler = self.run.amp.scaler
-        for optimizer, clipped in parameters.items():
+            scaler = run.amp.scaler
             scaler.unscale_(optimizer)
-            if clip_norm is not None and clipped:
-                self.run.strategy.clip(clipped, clip_norm)
+            if clip_norm is not None and run.model is not None:
+                run.strategy.clip(self._parameters(run.model), clip_norm)
             scaler.step(optimizer)
-        scaler.update()
-        for optimizer in parameters:
+            scaler.update()
             optimizer.zero_grad(set_to_none=True)
+        self._finish(optimizer)
 
     def _parameters(self, model: nn.Module) -> list[nn.Parameter]:
         """Return the model's parameters, listed once: walking its modules costs host time."""
@@ -211,6 +162,6 @@ class OptimizerStep:
     def _refuse_second(self, call: str, done: bool) -> None:
         if done:
             raise self.run.mistake(
-                f"trial.{call} was called twice for one batch; several losses and optimizers go"
-                " into one call: trial.step({g_optimizer: g_loss, d_optimizer: d_loss})"
+                f"trial.{call} was called twice for one batch; a loop of several optimizers makes"
+                " its own updates and calls trial.record_step(loss) after them"
             )

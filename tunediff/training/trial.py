@@ -29,7 +29,7 @@ from tunediff.config.script_arguments import script_arguments
 from tunediff.core import text
 from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
-from tunediff.training import losses, model_setup, outcome, sources, state
+from tunediff.training import model_setup, outcome, sources, state
 from tunediff.training.capture.captured_call import captured
 from tunediff.training.engine import Engine
 from tunediff.training.framework_calls import FrameworkCalls
@@ -259,18 +259,14 @@ class Trial(FrameworkCalls):
 
     def step(
         self,
-        loss: Tensor | losses.Losses,
-        optimizer: torch.optim.Optimizer | None = None,
+        loss: Tensor,
+        optimizer: torch.optim.Optimizer,
         *,
         clip_norm: float | None = None,
     ) -> None:
         """Call `backward`, and `update` after the last pass; one call for each batch.
 
-        Several optimizers take their losses in one call, `trial.step({g_optimizer: g_loss,
-        d_optimizer: d_loss})`. Each loss reaches the parameters of its own optimizer alone,
-        `clip_norm` bounds the gradients of each optimizer by themselves, and all are updated at
-        once, after the last backward pass. It is one step; its recorded loss is the sum and its
-        learning rate that of the first optimizer.
+        A loop of several losses and optimizers makes its own updates; see `record_step`.
         """
         self.engine.step.step(loss, optimizer, clip_norm)
 

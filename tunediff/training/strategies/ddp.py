@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 
-import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
@@ -38,14 +36,6 @@ class Ddp(Single):
                 None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)
             )
         return wrapped
-
-    def average(self, parameters: Iterable[nn.Parameter]) -> None:
-        gradients = [one.grad for one in parameters if one.grad is not None]
-        dtype = torch.bfloat16 if self._options.gradients == "bf16" else None
-        mean = self._world.mean(torch.cat([one.flatten().to(dtype) for one in gradients]))
-        parts = torch.split(mean, [one.numel() for one in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view(gradient.shape))
 
     def explain(self, error: RuntimeError) -> None:
         if self._wrapped is not None and UNUSED in str(error):

@@ -30,7 +30,6 @@ class Fsdp(Single):
     call each together. `states_as_shares` and `states_for_file` change that, to spare memory.
     """
 
-    separate_losses = False
     _model: FSDPModule | None = None
 
     def __init__(self, config: Systems, world: World) -> None:

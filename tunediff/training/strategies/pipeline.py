@@ -28,7 +28,6 @@ class Pipeline(Single):
     """
 
     owns_passes = True
-    separate_losses = False
 
     def __init__(self, config: Systems, world: World) -> None:
         super().__init__(config, world)

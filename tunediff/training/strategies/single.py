@@ -20,8 +20,6 @@ class Single:
 
     owns_passes = False
     """Whether forward and backward pass are its own, by `passes`."""
-    separate_losses = True
-    """Whether a step may have several losses, each for parameters of its own; see `average`."""
     devices = 1
     """Devices that each process keeps busy."""
 
@@ -74,10 +72,6 @@ class Single:
 
     def complete(self, *models: nn.Module) -> None:
         """Fill in what other ranks learned of these and of all kept. All ranks call it."""
-
-    def average(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Replace gradients of this rank's part of the batch by their mean over ranks."""
-        self._world.average_gradients(parameters)
 
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
         """Scale the gradients down to this global norm."""
