@@ -105,6 +105,7 @@ def train(trial: Trial) -> None:
             loss.backward()
             nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
             optimizer.step()
+        trial.record_step(loss, optimizer)
 
 
 @torch.no_grad()

@@ -304,12 +304,6 @@ def test_weights_that_a_hook_changes_after_the_last_point_are_not_exported():
     assert torch.equal(outcome.weights["net.0.weight"], modules[0].net[0].weight * 2)
 
 
-def test_the_check_before_a_search_names_the_line_of_fit_whose_hook_changes_the_weights():
-    (warning,) = checked(callback=Halve)["warnings"]
-    assert "net.0.weight" in warning
-    assert "fit(trial, kind(trial.knobs)" in warning
-
-
 class Target(Module):
     """A target network that is updated with every epoch."""
 

@@ -35,6 +35,7 @@ def body(found, own_loader=lambda: DataLoader(DATA, 8, shuffle=True)):
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
+                trial.record_step(loss, optimizer)
             scheduler.step()
 
     return run
@@ -50,7 +51,7 @@ def test_epoch_schedulers_step_once_an_epoch():
     assert [epoch for epoch, *_, warming in found if not warming] == [0] * 6 + [1] * 6 + [2] * 2
     assert [rate for _, _, rate, warming in found if not warming] == [0.01] * 6 + [0.005] * 6 + [0.0025] * 2
     assert outcome.steps == STEPS
-    assert told.values[-1]["loss"] == pytest.approx(found[-1][1]), "of loss.backward()"
+    assert told.values[-1]["loss"] == pytest.approx(found[-1][1]), "as it was recorded"
     assert told.values[-1]["learning_rate"] == 0.0025
 
 
@@ -110,8 +111,9 @@ def leaving_out(found, most=math.inf):
                     continue
                 found.append(epoch)
                 optimizer.zero_grad()
-                F.mse_loss(net(inputs), targets).backward()
+                (loss := F.mse_loss(net(inputs), targets)).backward()
                 optimizer.step()
+                trial.record_step(loss, optimizer)
 
     return run
 
@@ -134,9 +136,10 @@ def test_a_pass_that_is_left_early_has_ended():
                 if not trial.warming_up:
                     found.append((epoch, inputs))
                 optimizer.zero_grad()
-                F.mse_loss(net(inputs), targets).backward()
+                (loss := F.mse_loss(net(inputs), targets)).backward()
                 optimizer.step()
-                if trial.step_count % 3 == 2:  # of the steps before this one
+                trial.record_step(loss, optimizer)
+                if trial.step_count % 3 == 0:
                     break
 
     trained([], run=run, steps=7)
@@ -154,29 +157,6 @@ def test_a_loader_without_length_has_epochs():
 
     trained(found, run=body(found, Stream), steps=7)
     assert [epoch for epoch, *_, warming in found if not warming] == [0, 0, 0, 1, 1, 1, 2]
-
-
-def test_a_loss_under_a_scaler_of_ones_own_is_recorded_unscaled():
-    told, losses = Told(), []
-
-    def run(trial):
-        net = network(trial.knobs)
-        optimizer, scaler = torch.optim.SGD(net.parameters(), 0.01), torch.amp.GradScaler("cpu")
-        net = trial.prepare(net, optimizer=optimizer, scaler=scaler)
-        trial.evaluate_with(lambda: error(net))
-        for _, loader in trial.epochs(DataLoader(DATA, 8)):
-            for inputs, targets in loader:
-                loss = F.mse_loss(net(inputs), targets)
-                losses.append(loss.item())
-                scaler.scale(loss).backward()
-                scaler.step(optimizer)
-                scaler.update()
-                optimizer.zero_grad()
-
-    backward = torch.Tensor.backward
-    trained([], run=run, steps=3, observer=told)
-    assert told.values[-1]["loss"] == pytest.approx(losses[-1])
-    assert torch.Tensor.backward is backward
 
 
 def test_loader_options_are_the_knobs():
@@ -247,8 +227,9 @@ def test_prepare_exports_and_keeps_an_average():
         assert callable(judge)
         for _, loader in trial.epochs(DataLoader(DATA, 8)):
             for inputs, targets in loader:
-                F.mse_loss(net(inputs), targets).backward()
+                (loss := F.mse_loss(net(inputs), targets)).backward()
                 optimizer.step()
+                trial.record_step(loss, optimizer)
                 average.update_parameters(net)
 
     trained([], run=run, steps=3)
@@ -265,79 +246,3 @@ def test_a_process_alone_is_none_of_several_ranks(monkeypatch):
     trained([], run=run, steps=2)
     assert seen == [None]
     assert os.environ["RANK"] == "0"
-
-
-# -------------------------------------------------------------------------------------------------- parts of the step
-class Slow(torch.optim.SGD):
-    """Takes 8 seconds for an update, and computes the loss first if it is given a closure."""
-
-    passing = None
-
-    def step(self, closure=None):
-        loss = closure() if closure is not None else None
-        self.passing(8)
-        super().step()
-        return loss
-
-
-def scripted(net, optimizer, batch, passing):
-    """As scripts have it: 1 second for the forward pass, 4 for each of two backward passes, 2 for clipping."""
-    for _ in range(2):
-        slow_loss(net, batch, passing).backward()
-    passing(2)
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def closed(net, optimizer, batch, passing):
-    """As Lightning has it: the optimizer calls what computes the loss."""
-
-    def closure():
-        loss = slow_loss(net, batch, passing)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    optimizer.zero_grad()
-
-
-def slow_loss(net, batch, passing):
-    passing(1)
-    loss = error_of(net, batch)
-    loss.register_hook(lambda gradient: passing(4))
-    return loss
-
-
-def error_of(net, batch):
-    return F.mse_loss(net(batch[0]), batch[1])
-
-
-@pytest.mark.parametrize(
-    ("make_step", "forward", "backward"), [(scripted, 4.0, 8.0), (closed, 1.0, 4.0)], ids=["loop", "closure"]
-)
-@pytest.mark.parametrize("recorded", [False, True])
-def test_a_loops_own_backward_and_update_are_parts_of_the_step(
-    passing, make_step, forward, backward, recorded
-):  # fmt: skip
-    def run(trial):
-        net = network(trial.knobs)
-        optimizer = Slow(net.parameters(), 0.01)
-        optimizer.passing = passing
-        net = trial.prepare(net, optimizer=optimizer)
-
-        def judge():  # what it updates is no part of a step
-            probe = Slow([torch.zeros(1, requires_grad=True)], 0.01)
-            probe.passing = passing
-            probe.step()
-            return error(net)
-
-        trial.evaluate_with(judge)
-        batches = trial.batches((INPUTS, TARGETS)) if recorded else trial.steps(DataLoader(DATA, 8))
-        for batch in batches:
-            make_step(net, optimizer, batch, passing)
-            if recorded:
-                trial.record_step(error_of(net, batch), optimizer)
-
-    for point in trained([], run=run).points:
-        parts = {name: point[f"step_{name}_s"] for name in ("forward", "backward", "optimizer")}
-        assert parts == {"forward": forward, "backward": backward, "optimizer": 8.0}

@@ -128,8 +128,9 @@ def over_epochs(make_loader, leaves=lambda trial, batch: False, ends=lambda tria
                 if leaves(trial, batch):
                     continue
                 optimizer.zero_grad()
-                loss_of(net, batch).backward()
+                (loss := loss_of(net, batch)).backward()
                 optimizer.step()
+                trial.record_step(loss, optimizer)
                 if ends(trial):
                     break
             scheduler.step()
@@ -166,9 +167,11 @@ def counting(trial):
     trial.evaluate_with(lambda: error(net))
     for number in trial.steps(itertools.count(), samples=8):
         for first in (number % 40, number % 40 + 2):
-            loss_of(net, (INPUTS[first : first + 2], TARGETS[first : first + 2])).backward()
+            loss = loss_of(net, (INPUTS[first : first + 2], TARGETS[first : first + 2]))
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        trial.record_step(loss, optimizer)
 
 
 def adversaries(trial):

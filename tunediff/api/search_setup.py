@@ -157,7 +157,9 @@ def workload_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
         raise ConfigError(
             f"{space.source}: no knob has a Range or a Choice: there is nothing to search"
         )
-    return search_space.without(space, content, engine)
+    dimensions = tuple(dimension for dimension in space.dimensions if dimension.name not in engine)
+    search = {name: spec for name, spec in content["search"].items() if name not in engine}
+    return dataclasses.replace(space, dimensions=dimensions), {**content, "search": search}
 
 
 def planned(

@@ -17,13 +17,14 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tunediff.integrations import require
 from tunediff.integrations.seam import (
     BudgetScheduler,
+    StepLosses,
     begin_accelerate,
     in_float32,
     in_folder,
@@ -67,6 +68,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         self._trial, self._schedule_steps = trial, schedule_steps
         self._numbers = itertools.count(1)  # of what is kept beside the model
         self._loader: EpochLoader | None = None
+        self._losses: StepLosses | None = None
         self._budget_schedulers: list[BudgetScheduler] = []
         handlers = list(options.pop("kwargs_handlers", None) or [])
         if trial.world.size > 1 and not any(
@@ -126,7 +128,14 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         steps = self.gradient_accumulation_steps
         passes = self._loader = trial.epoch_loader(loader, samples=samples, group=steps)
         passes.before_step = self._follow_budget
+        self._losses = StepLosses(trial, passes, lambda: self._optimizers)
         yield from passes.passes()
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Make a backward pass as accelerate does; its loss is part of the step's."""
+        if self._losses is not None:
+            self._losses.add(loss / self.gradient_accumulation_steps)
+        super().backward(loss, **options)
 
     def _follow_budget(self) -> None:
         for scheduler in self._budget_schedulers:

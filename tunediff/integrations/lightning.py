@@ -24,6 +24,7 @@ from tunediff.integrations.lightning_settings import SET_BY, Ranks, TrainedMixed
 from tunediff.integrations.lightning_state import CallbackStates, Loops
 from tunediff.integrations.seam import (
     BudgetScheduler,
+    StepLosses,
     check_finished,
     in_folder,
     refuse_knobs,
@@ -192,6 +193,7 @@ class _Clock:
         accumulation = trial.config.loader.accumulation
         self._loader = trial.epoch_loader(loader, group=accumulation, divide=True)
         self._loader.before_step = self._before_step
+        self._losses = StepLosses(trial, self._loader, lambda: self.trainer.optimizers)
         return self._loader
 
     def _before_step(self) -> None:
@@ -246,6 +248,13 @@ class _Clock:
         accumulation = self._trial.config.loader.accumulation
         behind = itertools.chain(range(accumulation, batches, accumulation), [batches])
         return [number % frequency == 0 for number in behind]
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
+        """Note the loss, which Lightning has divided by accumulation and scaled by its scaler."""
+        scaler = self._trial.scaler
+        self._losses.add(
+            loss / scaler.scale(torch.ones_like(loss)) if scaler.is_enabled() else loss
+        )
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         """Leave Lightning's loop where the budget is spent."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tunediff.training.epochs import EpochLoader
 from tunediff.training.trial import Trial
 
 
@@ -63,6 +64,29 @@ def in_folder(trial: Trial, path: str | os.PathLike[str] | None) -> Path:
     if place.is_relative_to(working_folder) and not place.is_relative_to(trial.folder):
         return trial.folder / place.relative_to(working_folder)
     return place
+
+
+class StepLosses:
+    """Sums the losses of a framework's backward passes, and records each step that it has made."""
+
+    def __init__(
+        self, trial: Trial, loader: EpochLoader, optimizers: Callable[[], Sequence[Any]]
+    ) -> None:
+        """`optimizers`: returns those of the framework; the first one's rate is recorded."""
+        self._trial, self._optimizers = trial, optimizers
+        self._sum: torch.Tensor | None = None
+        loader.after_step = self._record
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Add the loss of a backward pass, before loss scaling."""
+        # a copy: a CUDA graph of torch.compile overwrites its output
+        self._sum = loss.detach().clone() if self._sum is None else self._sum + loss.detach()
+
+    def _record(self) -> None:
+        """Record the step since the last call; a batch that was not trained is none."""
+        if self._sum is not None:
+            self._trial.record_step(self._sum, next(iter(self._optimizers()), None))
+            self._sum = None
 
 
 class Attributes:

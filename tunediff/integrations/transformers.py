@@ -20,6 +20,7 @@ from tunediff.integrations import require
 from tunediff.integrations.seam import (
     Attributes,
     BudgetScheduler,
+    StepLosses,
     begin_accelerate,
     check_finished,
     in_float32,
@@ -142,7 +143,13 @@ class _UnderClock:
         samples = self.trial.shard.count if getattr(self, "padding_free", False) else None
         self.own_loader = self.trial.epoch_loader(loader, group=group, samples=samples)
         self.own_loader.before_step = lambda: self.lr_scheduler.follow()
+        self._losses = StepLosses(self.trial, self.own_loader, lambda: [self.optimizer])
         return self.own_loader
+
+    def training_step(self: Any, *args: Any, **options: Any) -> Any:
+        loss = super().training_step(*args, **options)  # type: ignore[misc]
+        self._losses.add(loss)
+        return loss
 
     def set_initial_training_values(self: Any, args: Any, dataloader: Any) -> tuple[Any, ...]:
         _, *values, self.schedule_steps = super().set_initial_training_values(args, dataloader)  # type: ignore[misc]

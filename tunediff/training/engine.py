@@ -24,7 +24,6 @@ from tunediff.training import checkpoints, evaluation, hardware, memory, outcome
 from tunediff.training.capture.step_capture import StepCapture
 from tunediff.training.feed import Feed, Position, WarmupReplay
 from tunediff.training.meter import Meter
-from tunediff.training.own_step import OwnStep
 from tunediff.training.prefetched import Prefetched
 from tunediff.training.step import OptimizerStep
 from tunediff.training.training_run import TrainingRun
@@ -45,7 +44,6 @@ class Engine(TrainingRun):
         self.checkpoint_every_s, self.saved_s = checkpoint_every_s, 0.0
         """Interval of checkpoints, and the last one, in training seconds."""
         self.step = OptimizerStep(self, self.count_step)
-        self.own_step = OwnStep(self.compilation.detach, self.phases)
         make = self.make_graph
         self.capture = StepCapture(self, self, make) if make is not None else None
         if self.capture is not None:
@@ -73,8 +71,6 @@ class Engine(TrainingRun):
         outcome.check_begun(self)
         self.setup.close()
         self.clock.before_first_batch_s = self.world.agree(self.clock.seconds["setup"])
-        if self.own_loader:
-            self.own_step.watch(losses=True)
         if not self.program.begin(self):
             self.done = True
             raise outcome.NotTrainedError
@@ -141,7 +137,6 @@ class Engine(TrainingRun):
     def passes(self, batches: list[Any] | None = None) -> Iterator[Any]:
         """Yield the batches of one optimizer step, the given ones or the next."""
         self.step.begin()
-        self.own_step.begin()
         for index in range(self.step.accumulation):
             self.step.begin_pass(index)
             batch = self.fetch_batch() if batches is None else batches[index]
@@ -157,11 +152,7 @@ class Engine(TrainingRun):
                 yield batch
         self.phases.switch(None)
 
-        # ---- was it trained? A loop with a loader of its own may have stepped by itself
-        if not self.step.updated and self.own_step.loss is not None:
-            self.step.record(self.own_step.loss, self.own_step.optimizer)
-            if self.adopted:
-                self.program.on_passes(self)
+        # ---- was it trained?
         if self.step.updated:
             self.batches_left_out = 0
         elif self._may_leave_out():
@@ -169,7 +160,8 @@ class Engine(TrainingRun):
         else:
             raise self.mistake(
                 "train(trial): a batch was taken and trial.step(loss, optimizer) not called: every"
-                " batch that the loop gets is trained with one call of it"
+                " batch that the loop gets is trained with one call of it, or counted by"
+                " trial.record_step(loss, optimizer) after a step that the loop has made itself"
             )
 
     def _may_leave_out(self) -> bool:
@@ -402,7 +394,6 @@ class Engine(TrainingRun):
     def close(self) -> None:
         """Stop what loads data, and the clock's part that is running before the first batch."""
         self.setup.close()
-        self.own_step.close()
         if self.capture is not None:
             self.capture.close()
         self.phases.switch(None)

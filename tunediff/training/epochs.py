@@ -57,6 +57,8 @@ class EpochLoader:
         """Whether the batch that was given out last is the last of its step."""
         self.before_step: Callable[[], object] = lambda: None
         """Called before the first batch of each step is given out."""
+        self.after_step: Callable[[], object] = lambda: None
+        """Called when all batches of a step were given out and the next one is asked for."""
         engine.program.on_source(engine, None, {})
         engine.own_loader = True
         if engine.capture is not None:
@@ -80,6 +82,7 @@ class EpochLoader:
         if self._steps is None:
             self._steps = self._engine.batches(self._build, reseed=self._reseed)
         if self._next is None and not self.finished:
+            self.after_step()
             self._next = next(self._steps, None)
             self.finished = self._next is None
         return not self.finished

@@ -12,8 +12,8 @@ import torch
 COMMON = ("data_wait", "host_to_device", "forward", "backward", "optimizer")
 """The parts that every step has; a workload adds its own. `forward` is what it does between getting
 a batch and calling `backward`; `backward` includes averaging gradients over workers; `optimizer`:
-unscaling, clipping and the update. In a loop that calls `loss.backward()` and `optimizer.step()`
-itself, `forward` is all that these two calls do not take."""
+unscaling, clipping and the update. In a loop that makes its own steps, `forward` is all that it does
+with a batch outside phases of its own."""
 
 
 class Phases:
@@ -77,11 +77,6 @@ class Phases:
             yield
         finally:
             self._capturing = False
-
-    @property
-    def in_capture(self) -> bool:
-        """Return whether the step is being captured."""
-        return self._capturing
 
     def replayed(self) -> None:
         """Count one replay of the captured step."""

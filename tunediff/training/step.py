@@ -142,6 +142,8 @@ class OptimizerStep:
             )
         self._mark_updated("record_step")
         self.loss = self.run.compilation.detach(loss)
+        if self.run.adopted:  # the framework has called its own wrapping of the model
+            self.run.program.on_passes(self.run)
         self._finish(optimizer)
 
     def _finish(self, optimizer: torch.optim.Optimizer | None) -> None:

@@ -271,12 +271,13 @@ class Trial(FrameworkCalls):
         self.engine.step.step(loss, optimizer, clip_norm)
 
     def record_step(self, loss: Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Count a step whose backward pass and update the workload has made itself.
+        """Count a step whose backward passes and updates the loop has made itself: one call for
+        each batch, after them.
 
-        `optimizer`: whose learning rate is recorded. Loss scaling is then its own affair. Raises
-        `WorkloadError` with accumulation, which needs `step`.
+        `loss` is recorded, with the learning rate of `optimizer`. Loss scaling and the parts of the
+        step, `with trial.phase("backward")`, are then the loop's own affair. Raises `WorkloadError`
+        with accumulation, which needs `step`.
         """
-        self.engine.own_step.watch(losses=False)
         self.engine.step.record(loss, optimizer)
 
     def randn_like(self, mine: Tensor) -> Tensor:
