@@ -19,7 +19,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Activity
 from tunediff.core.trial_record import read_trial
-from tunediff.integrations import services, tracking
+from tunediff.integrations import background, services, tracking
 from tunediff.integrations.tracking import Tracker
 from tunediff.tuning import experiment
 
@@ -136,8 +136,8 @@ def test_a_run_that_is_refused_does_not_block_the_others(folder, space, sent):
 
 
 def test_a_service_that_hangs_does_not_keep_the_search(folder, space, sent, monkeypatch):
-    for limit in ("SILENT_S", "PATIENCE_S"):
-        monkeypatch.setattr(tracking, limit, 0.0)
+    for module, limit in ((background, "SILENT_S"), (tracking, "PATIENCE_S")):
+        monkeypatch.setattr(module, limit, 0.0)
     hanging = threading.Event()
     monkeypatch.setattr(services.SERVICES["mlflow"], "log", lambda *content: hanging.wait())
     assert len(track(folder)) == 1

@@ -165,14 +165,12 @@ def make(tmp_path):
     (tmp_path / "trials").mkdir()
     memory = optuna.storages.InMemoryStorage()
 
-    def make(
-        slots=1, spent_s=0.0, device="cpu", here=None, places=None, may_start=lambda: True, in_file=False, **changes
-    ):
+    def make(slots=1, spent_s=0.0, device="cpu", here=None, places=None, in_file=False, **changes):
         content = {key: value for key, value in (FILE | changes).items() if value is not None}
         space = search_space.parse(content, "x.yaml")
         storage = None if in_file else memory
         proposer = OptunaProposer(space, tmp_path, spent_s, device=device, here=here, storage=storage)
-        return Searcher(proposer, AskedBackend(places or pool(slots)), may_start)
+        return Searcher(proposer, AskedBackend(places or pool(slots)))
 
     return make
 

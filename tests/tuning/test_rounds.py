@@ -22,7 +22,7 @@ from tunediff.tuning.trial_spec import TrialSpec
 def run(tmp_path):
     """Run rounds of so many configurations; (trials in the order in which they ran, what the listener heard)."""
 
-    def run(rivals=2, most=3, ends=None, over=lambda: False, loses=(), lock=None):
+    def run(rivals=2, most=3, ends=None, over=lambda: False, loses=()):
         ran, heard = [], []
 
         def events_of(spec):
@@ -54,7 +54,7 @@ def run(tmp_path):
             def end(self, trial, content):
                 heard.append(("end", trial, content["seed"]))
 
-        hub = Listeners(lock)
+        hub = Listeners()
         with hub.with_listeners(Recorder()):
             rounds.run(tmp_path, rounds.Rounds(candidates, most, make, over), AskedBackend(pool(), events_of), hub)
         return ran, heard
@@ -211,20 +211,3 @@ def test_a_run_whose_node_was_lost_runs_again(run, tmp_path, monkeypatch):
     assert [event for event, name, _ in heard if name == "t0001"] == ["start", "point", "point", "end"]
     assert [name for name, *_ in ran] == ["t0000", "t0001", "t0001"]
     assert [one.status for one in record.read_trials(tmp_path)] == ["ok", "ok"]
-
-
-class StaleLock:
-    """The lock of a storage: for a while nobody may start a trial."""
-
-    def __init__(self, times):
-        self.times, self.asked = times, 0
-
-    def may_start(self):
-        self.asked += 1
-        return self.asked > self.times
-
-
-def test_no_trial_begins_while_the_lock_is_stale(run):
-    ran, _ = run(most=1, lock=(lock := StaleLock(1)))
-    assert [name for name, *_ in ran] == ["t0000", "t0001"]
-    assert lock.asked > 2

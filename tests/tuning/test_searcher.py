@@ -54,14 +54,6 @@ def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
     assert seen == expected
 
 
-def test_no_trial_is_suggested_while_the_lock_is_stale(make):
-    stale = [True]
-    searcher = make(may_start=lambda: not stale[0])
-    assert searcher.suggest("a") is None, "Tune asks again"
-    stale[0] = False
-    assert searcher.suggest("a")["trial"] == "t0000"
-
-
 def test_slots_are_not_given_twice(make):
     searcher = make(slots=2)
     first, second = searcher.suggest("a"), searcher.suggest("b")

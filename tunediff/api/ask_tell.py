@@ -7,14 +7,13 @@ the caller's.
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import os
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -25,7 +24,7 @@ from tunediff.api.calls import Knobs, called, folder, plain, words
 from tunediff.api.search import Search
 from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError, Values
-from tunediff.core import files, journal, remote, remote_lock, text
+from tunediff.core import files, journal, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
 from tunediff.core.listeners import Listeners
@@ -115,27 +114,17 @@ class AskTellStudy:
     Several trials may be under way, also in threads. Only one process at a time has the study.
     """
 
-    def __init__(
-        self, folder: Path, space: SearchSpace, reread: Callable[[], SearchSpace] | None = None
-    ) -> None:
-        """Made by `open_study`; takes the folder's lock.
-
-        `reread`: fetches what another machine has written at the address, and returns the space
-        again.
-        """
+    def __init__(self, folder: Path, space: SearchSpace) -> None:
+        """Made by `open_study`; takes the folder's lock."""
         self.folder, self.space, self._pid = folder, space, os.getpid()
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
         self._exhausted = self._closed = False
-
-        def fetch() -> None:
-            if reread is not None:
-                self.space = reread()
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
             storage = str(files.address_of(folder.parent) or folder.parent)
             again = f"tunediff.open_study(name={folder.name!r}, storage={storage!r}).close()"
-            self._listeners = Listeners(stack.enter_context(remote_lock.held(folder, fetch=fetch)))
+            self._listeners = Listeners()
             activity = search_setup.activity("ask", folder, self.space, again)
             stack.enter_context(self._listeners.opened(activity, log.warning))
             before_s = sessions.all_spent_s(folder)
@@ -164,8 +153,6 @@ class AskTellStudy:
         beginning.
         """
         with self._checked():
-            while not self._listeners.may_start():
-                time.sleep(1.0)
             spec = self._proposer.ask()
             self._exhausted = spec is None
             if spec is None:
@@ -380,5 +367,4 @@ def open_study(
             raise ConfigError(
                 f"{name}: is a search that runs its trials itself, and stays one: {again}"
             )
-        reread = functools.partial(search_setup.reread, request.folder, options)
-        return AskTellStudy(request.folder, space, reread if request.content is None else None)
+        return AskTellStudy(request.folder, space)

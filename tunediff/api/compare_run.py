@@ -18,7 +18,7 @@ from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.api.options import check_only_reproduces
 from tunediff.command import comparison as command_runs
 from tunediff.command import worktrees
-from tunediff.core import remote_lock, text
+from tunediff.core import text
 from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listeners
 from tunediff.core.lock import alone
@@ -51,11 +51,8 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
     with (
         experiment.resumable("compare", folder, options),
         experiment.start_of(folder, new=new),
-        remote_lock.held(
-            folder, options.force, lambda: new or compare_setup.resume(options)
-        ) as lock,
     ):
-        command_time, listeners = sessions.CommandTime(folder, lines.begun), Listeners(lock)
+        command_time, listeners = sessions.CommandTime(folder, lines.begun), Listeners()
         try:
             with listeners.opened(_activity(folder, options), lines.say), alone(folder):
                 repeat_lost(folder)

@@ -44,8 +44,7 @@ class JobOptions(MachineOptions, StorageOptions):
     )
     force: bool = option(
         False,
-        "start what would take over 30 days, 100,000 trials or the whole disk, or what another"
-        " machine began to run",
+        "start what would take over 30 days, 100,000 trials or the whole disk",
     )
 
 

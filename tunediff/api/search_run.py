@@ -17,7 +17,7 @@ from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
-from tunediff.core import machine, remote_lock, text
+from tunediff.core import machine, text
 from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
@@ -78,21 +78,15 @@ def _run_prepared(
         say = functools.partial(lines.aside.say, timed=False)
         space, planned = search_setup.create(request, options, say, lines.quiet, templates)
 
-    def fetch() -> None:
-        nonlocal space
-        if not new:
-            space = search_setup.reread(request.folder, options)
-
     with (
         experiment.resumable("search", request.folder, options),
         experiment.start_of(request.folder, new),
-        remote_lock.held(request.folder, options.force, fetch) as lock,
     ):
         command_time = sessions.CommandTime(request.folder, lines.begun)
         name, storage = request.folder.name, request.folder.parent
         resume = text.command("search", "--resume", name, storage=storage)
         activity = search_setup.activity("search", request.folder, space, resume)
-        listeners = Listeners(lock)
+        listeners = Listeners()
         try:
             with listeners.opened(activity, lines.say):
                 shows = display or console(lines)

@@ -281,12 +281,6 @@ def _resumed(options: SearchOptions) -> SearchRequest:
     return SearchRequest(folder, space)
 
 
-def reread(folder: Path, options: SearchOptions) -> SearchSpace:
-    """Fetch what is new at a search's address; return its space. Raises `ConfigError`."""
-    remote.pull(folder)
-    return _reopened(folder, options)
-
-
 def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
     """Return an earlier search's space; fetch its checkpoints. Raises `ConfigError`."""
     for stage in (folder, *sessions.confirming_folders(folder)):

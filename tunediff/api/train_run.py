@@ -15,7 +15,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.api.train_setup import TrainRequest, check_folder, starts_over
 from tunediff.config import ConfigError, Metric, Workload
-from tunediff.core import lock, remote, remote_lock, text
+from tunediff.core import lock, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
@@ -43,13 +43,11 @@ def run(request: TrainRequest, lines: EventLines) -> str:
             return _train(request, lines)
         remote.check(folder.parent)
         with _alone(folder):
+            remote.pull(folder, heavy=True)
             _recheck_folder(request)
             objective = cfg.of(request.config).objective.name
             activity = Activity("train", folder, again, objective, {}, request.track)
-            with (
-                remote_lock.held(folder, fetch=lambda: _fetch(request)) as held,
-                Listeners(held).opened(activity, lines.aside.say),
-            ):
+            with Listeners().opened(activity, lines.aside.say):
                 return _train(request, lines)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {again} resumes from the last checkpoint") from None
@@ -61,12 +59,6 @@ def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
     if trial is not None and trial.status == "ok":
         return contextlib.nullcontext()
     return lock.alone(folder, "--out", f"--out: {folder} is trained by another process")
-
-
-def _fetch(request: TrainRequest) -> None:
-    """Fetch what is at the address of the training. Raises `ConfigError` if that is another one."""
-    remote.pull(request.folder, heavy=True)
-    _recheck_folder(request)
 
 
 def _recheck_folder(request: TrainRequest) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from tunediff.core.errors import ConfigError
-from tunediff.core.remote_lock import StorageLock
 
 log = logging.getLogger(__name__)
 
@@ -56,8 +55,6 @@ class Activity:
     """The tracking service that was asked for."""
     result: Callable[[], Mapping[str, Any]] = dict
     """Returns the result once it has ended."""
-    token: str | None = None
-    """Of the lock at its address, set by `Listeners.opened`; None: its storage is a folder."""
 
 
 class Listener:
@@ -120,15 +117,9 @@ class _Hearing:
 class Listeners:
     """Passes events on to all listeners of one activity."""
 
-    def __init__(self, lock: StorageLock | None = None) -> None:
-        """`lock`: held at the address of the storage, if it has one."""
-        self._lock = lock
+    def __init__(self) -> None:
         self._hearings: list[_Hearing] = []
         self._say: Say = log.warning
-
-    def may_start(self) -> bool:
-        """Return whether a new trial may start now. Raises `LostLockError` if none ever may."""
-        return self._lock is None or self._lock.may_start()
 
     def say(self, message: str) -> None:
         """Show the user a message, where the progress is shown now."""
@@ -157,8 +148,6 @@ class Listeners:
     def opened(self, activity: Activity, say: Say) -> Iterator[None]:
         """Tell all listeners of an activity that it begins and how it ends."""
         self._say = say
-        if self._lock is not None:
-            activity = dataclasses.replace(activity, token=self._lock.token)
         with self.with_listeners(*_of_modules(activity)):
             hearings = tuple(self._hearings)
             result: Callable[[], Mapping[str, Any]] | None = None

@@ -9,10 +9,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import logging
-import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,16 @@ from tunediff.analysis.following import Following
 from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
-from tunediff.core.listeners import Activity, Listener, Say
+from tunediff.core.listeners import Activity, Listener
 from tunediff.core.trial_record import TrialRecord, read_trial
+from tunediff.integrations.background import Background
 from tunediff.integrations.services import SERVICES, Run, TrackedRun, numbers
 from tunediff.tuning import sessions
 
-log = logging.getLogger(__name__)
-
 SENT = "tracking.json"
 """File in the folder of the search: by service and run, the points sent and whether it ended."""
-EVERY_S, RETRY_S = 2.0, 15.0
-"""Seconds between two looks at the journals; seconds until a service that failed is tried again."""
-SILENT_S, PATIENCE_S = 5.0, 60.0
-"""Seconds at the end of the search until the user is told of the wait, and until it ends."""
+EVERY_S, PATIENCE_S = 2.0, 60.0
+"""Seconds between two looks at the journals; seconds for the rest at the end of the search."""
 
 
 def check(service: str | None) -> None:
@@ -53,75 +48,46 @@ def listeners(activity: Activity) -> Iterator[Listener]:
         yield Tracker(activity)
 
 
-class Tracker(Listener):
-    """Sends what the journals have and the service has not, in a thread that nothing waits for."""
+class Tracker(Background):
+    """Sends what the journals have and the service has not."""
 
     def __init__(self, activity: Activity) -> None:
-        self._activity, self._service = activity, str(activity.track)
-        self._run_class = SERVICES[self._service]
+        super().__init__(f"--track {activity.track}", activity.resume, EVERY_S, PATIENCE_S)
+        self._activity, self._run_class = activity, SERVICES[str(activity.track)]
         self._path = activity.folder / SENT
         self._state = json.loads(self._path.read_text()) if self._path.exists() else {}
         self._search_id = self._state.setdefault("id", uuid.uuid4().hex[:12])
-        self._sent: dict[str, tuple[int, bool]] = self._state.setdefault(self._service, {})
+        self._sent: dict[str, tuple[int, bool]] = self._state.setdefault(activity.track, {})
         self._open = dict[str, TrackedRun]()
         self._followed = dict[Path, Following]()
-        self._result: Mapping[str, Any] | None = None
-        self._ended = threading.Event()
-        self._failed = self._spoken = False
 
-    def search_begin(self, say: Say) -> None:
-        self._say = say
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
+    def send(self, last: bool) -> None:
+        """Send what is new of every run; an error of one does not keep the others."""
+        errors = list[Exception]()
+        for search, trial, kind in self._trials():
+            try:
+                self._send_trial(search, trial, kind)
+            except Exception as error:
+                errors.append(error)
+        if last:
+            if self._result is not None:
+                self._send_search(self._result)
+            for run in self._open.values():
+                run.close()
+        if errors:
+            raise errors[0]
 
-    def search_end(self, result: Callable[[], Mapping[str, Any]] | None) -> None:
-        """Send the rest, for a while; say where something is left."""
-        self._result = None if result is None else result()
-        self._ended.set()
-        self._thread.join(SILENT_S)
-        option = f"--track {self._service}"
-        if self._thread.is_alive():
-            self._say(f"{option}: sending the rest; Ctrl-C leaves it for later")
-            self._thread.join(PATIENCE_S)
-        if self._thread.is_alive() or self._failed:
-            self._say(f"{option}: not everything was sent; this sends it: {self._activity.resume}")
-
-    def _work(self) -> None:
-        while not self._ended.wait(RETRY_S if self._failed else EVERY_S):
-            self._failed = not self._send_all()
-        self._failed = not self._send_all()
-        if self._result is not None:
-            self._failed |= not self._attempt(self._send_search, dict(self._result))
-        for run in self._open.values():
-            self._attempt(run.close)
-
-    def _send_all(self) -> bool:
-        """Send what is new of every run; return whether the service took all of it."""
+    def _trials(self) -> Iterator[tuple[Path, TrialRecord, str]]:
+        """Yield all trials with their search and kind; a training outside a search is one."""
         folder = self._activity.folder
-        if (training := read_trial(folder)) is not None:  # of `tunediff train`: one run
-            training = dataclasses.replace(training, name=folder.name)
-            return self._attempt(self._send_trial, folder, training, "training")
-        taken = True
+        if (training := read_trial(folder)) is not None:
+            yield folder, dataclasses.replace(training, name=folder.name), "training"
+            return
         for search in [folder, *sessions.confirming_folders(folder)]:
             following = self._followed.setdefault(search, Following(search))
             following.read()
-            kind = "trial" if search == folder else "confirming"
             for trial in following.trials:
-                taken &= self._attempt(self._send_trial, search, trial, kind)
-        return taken
-
-    def _attempt(self, send: Callable[..., object], *content: Any) -> bool:
-        """Return whether `send` succeeded; its first error is said."""
-        try:
-            send(*content)
-        except Exception as error:
-            if not self._spoken:
-                self._spoken = True
-                why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-                self._say(f"--track {self._service}: {why}; the search goes on, and is sent later")
-            log.debug("the service's error", exc_info=True)
-            return False
-        return True
+                yield search, trial, "trial" if search == folder else "confirming"
 
     def _send_trial(self, search: Path, trial: TrialRecord, kind: str) -> None:
         """Send what is new of a trial of `search`; each restart from the first step is a run."""
@@ -148,7 +114,7 @@ class Tracker(Listener):
             del self._open[name]
         self._note(name, len(trial.points), trial.end is not None)
 
-    def _send_search(self, result: dict[str, Any]) -> None:
+    def _send_search(self, result: Mapping[str, Any]) -> None:
         """Send the run of the search as a whole, which has its result and its page."""
         if read_trial(self._activity.folder) is not None:  # a training is its only run
             return

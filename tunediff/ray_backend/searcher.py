@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ray import tune
@@ -34,13 +34,10 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         self,
         proposer: OptunaProposer,
         backend: Backend,
-        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__("objective", proposer.space.mode)
         self.proposer = proposer
-        self._dispatcher = Dispatcher(
-            proposer, backend, may_start, reconsiders=proposer.space.reruns > 0
-        )
+        self._dispatcher = Dispatcher(proposer, backend, reconsiders=proposer.space.reruns > 0)
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
         self._running: dict[str, TrialSpec] = {}  # by Tune's trial id

@@ -41,7 +41,7 @@ def search(
         proposer = OptunaProposer(
             space, folder, before_s, device=backend.device, here=backend.environment
         )
-        searcher = Searcher(proposer, backend, listeners.may_start)
+        searcher = Searcher(proposer, backend)
         try:
             with (
                 disk_faults_dropped(),

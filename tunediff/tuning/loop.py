@@ -37,12 +37,11 @@ class Dispatcher:
         self,
         proposer: Proposer,
         backend: Backend,
-        may_start: Callable[[], bool] = lambda: True,
         reconsiders: bool = False,
     ) -> None:
-        """`may_start`: whether a trial may start; `reconsiders`: runs decide on further ones."""
+        """`reconsiders`: runs decide on further ones."""
         self._proposer, self._backend, self._pool = proposer, backend, backend.devices
-        self._may_start, self._reconsiders = may_start, reconsiders
+        self._reconsiders = reconsiders
         self._waiting: list[TrialSpec] = []
         self._began: dict[str, float] = {}  # on the monotonic clock, of every trial that runs
         self._exhausted = False
@@ -58,7 +57,7 @@ class Dispatcher:
 
     def start(self) -> TrialSpec | None:
         """Return the next trial with its place; None: no room now, or no trial."""
-        if not self._pool.room() or not self._may_start():
+        if not self._pool.room():
             return None
         spec = self._waiting.pop(0) if self._waiting else None
         if spec is None and not self._exhausted:
@@ -94,7 +93,7 @@ class Dispatcher:
 
 def run(proposer: Proposer, backend: Backend, listeners: Listeners, at_once: bool = False) -> None:
     """Run a proposer's trials, `at_once` or one by one. Raises `OSError` on a full disk."""
-    dispatcher = Dispatcher(proposer, backend, listeners.may_start, reconsiders=at_once)
+    dispatcher = Dispatcher(proposer, backend, reconsiders=at_once)
     announced, specs = set[str](), dict[str, TrialSpec]()
     running: Running[str, trial.Reported] = AtOnce() if at_once else OneByOne()
     while True:
