@@ -30,7 +30,8 @@ FILES = {
     "wrong.yaml": "workload: diffusion\nbudget: {trials: 3}\n",
     "empty.yaml": "",
     "text": "no weights",
-    "taken.npz": "",
+    "taken.json": "",
+    "taken.png": "",
     "full/file": "",
     "command/tunediff_command.yaml": yaml.safe_dump(COMMAND),
     "command.yaml": "workload: command/tunediff_command.yaml\nlr: 0.1\n",
@@ -139,7 +140,6 @@ evaluate small --skip linear                          | --skip:
 evaluate small --sampler ddim --skip cubic            | --skip: evaluation.skip: 'cubic'
 evaluate small --sampler ddim --steps 51              | --steps: 51
 evaluate small --images 7                             | --images: evaluation.images: 7
-evaluate small --seeds 0                              | --seeds: 0
 evaluate small --split validation                     | --split: 'validation'
 evaluate small --split test                           | data.split: 'test'
 evaluate small --metrics fid                          | --metrics: 'fid'
@@ -148,14 +148,13 @@ evaluate small --extractor inception                  | --extractor: evaluation.
 evaluate small --weights-path x.pth                   | --weights-path:
 evaluate small --data-path nowhere                    | --data-path:
 evaluate small --out images.zip                       | --out: 'images.zip'
-evaluate small --out taken.npz                        | --out: taken.npz
-evaluate small --out taken.npz/x                      | --out: taken.npz/x
+evaluate small --out taken.json                       | --out: taken.json
+evaluate small --out taken.json/x                     | --out: taken.json/x
 evaluate classifier.yaml --images 10000               | --images: 10000
 evaluate classifier.yaml --extractor random           | --extractor: 'random'
 sample                                                | command line: the following arguments are required: RUN
 sample gone                                           | gone:
 sample small --images 0                               | --images: 0
-sample small --strip --images 9                       | --images: 9
 sample small --steps 5                                | --steps:
 sample small --sampler dpm                            | --sampler: 'dpm'
 sample small --batch-size 0                           | --batch-size: evaluation.batch_size: 0
@@ -163,8 +162,7 @@ sample small --seed -1                                | --seed: evaluation.seed:
 sample small --device tpu                             | --device: 'tpu'
 sample small --device cuda:99                         | --device: 'cuda:99'
 sample small --out x.jpg                              | --out: 'x.jpg'
-sample small --strip --out x.npz                      | --out: 'x.npz'
-sample small --out taken.npz                          | --out: taken.npz
+sample small --out taken.png                          | --out: taken.png
 sample small --out text/x.png                         | --out: text/x.png
 sample classifier.yaml                                | classifier:
 export                                                | command line: the following arguments are required: name

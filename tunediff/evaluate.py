@@ -13,17 +13,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
 from tunediff import config as cfg
 from tunediff.api.workload_evaluation import evaluate_as_trained
-from tunediff.config import ConfigError, Values
+from tunediff.config import ConfigError
 from tunediff.core import environment, remote, text
 from tunediff.core.files import write_numbered
 from tunediff.core.progress import EventLines, Progress
@@ -32,20 +31,19 @@ from tunediff.data import sources
 from tunediff.data.knobs import Data
 from tunediff.evaluation import image_files, weights
 from tunediff.evaluation.knobs import PRETRAINED, Evaluation
-from tunediff.evaluation.names import KINDS, STRAIGHT, caution, name_of
+from tunediff.evaluation.names import KINDS, caution, name_of
 from tunediff.models import Saved
 from tunediff.workloads import drawing
 
 if TYPE_CHECKING:
-    from tunediff.data.images import Images
+    from torch import Tensor
+
     from tunediff.distributed import World
-    from tunediff.evaluation.extractor import Extractor
-    from tunediff.evaluation.quality import Real, Value
+    from tunediff.evaluation.quality import Quality
 
 IMAGES, STEPS = 10_000, 50
 NUMBERS = "evaluation.json"
-MOST_SEEDS = 100
-DEFAULTS = {"images": IMAGES, "seeds": 1, "metrics": ",".join(KINDS)}
+DEFAULTS = {"images": IMAGES, "metrics": ",".join(KINDS)}
 PROTOCOL = (
     *DEFAULTS, *drawing.SAMPLER_OPTIONS, "split", "extractor", "weights_path", "data_path",
     "batch_size",
@@ -59,14 +57,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     asked = {name: value for name in PROTOCOL if (value := getattr(args, name)) is not None}
     vars(args).update(DEFAULTS | asked)
-    kinds = _check(args)
+    drawing.check_sampler_options(args)
+    image_files.check_output(args.out, ".json")
+    allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
+    for name in (metrics := args.metrics.split(",")):
+        allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
+    kinds = tuple(kind for kind in KINDS if kind in metrics)
     model = models.find(args.run, args.storage)
     model = model.averaged(args.ema)
     if not _has_full_protocol(model.config):
-        _refuse(
-            asked,
-            f"for a model of {cfg.of(model.config).title}, which is judged as in its training",
-        )
+        judged_by = f"{cfg.of(model.config).title} is judged as in its training"
+        for name, value in asked.items():
+            option = f"--{name.replace('_', '-')}"
+            allow(False, option, value, f"--ema, --out and --json: {judged_by}")
         judged = evaluate_as_trained(model, args.out or model.folder / NUMBERS)
         if judged is not None:
             printed, typed = judged
@@ -86,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     weights.check(config.data, config.evaluation)
     numbers = model.folder / f"evaluation-{sampler['name']}-{args.images}.json"
     if args.out is not None:
-        numbers = args.out.with_suffix(".json") if args.out.suffix else args.out / NUMBERS
+        numbers = args.out if args.out.suffix else args.out / NUMBERS
     check_writable("--out", args.out or numbers)
     args.command = text.original_command("evaluate", argv)
     return _evaluate(model, config, real, kinds, numbers, args)
@@ -99,10 +102,6 @@ def _parser() -> argparse.ArgumentParser:
     cli.add_storage(parser)
     add("--images", type=int, metavar="N", help=f"images (default: {IMAGES})")
     drawing.add_sampler_options(parser, str(STEPS), "linear", "0")
-    seeds = (
-        "sampling seeds: evaluation.seed and the next ones; mean and sd are over them (default: 1)"
-    )
-    add("--seeds", type=int, metavar="K", help=seeds)
     split = "real images to compare with: train, test or all (default: the learned ones)"
     add("--split", help=split)
     add("--metrics", help=f"of {DEFAULTS['metrics']}, separated by commas (default: all)")
@@ -112,11 +111,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--weights-path", metavar="FILE", help=f"weights of a trained extractor {trained}")
     add("--data-path", metavar="PATH", help=f"where the real images lie {trained}")
     add("--batch-size", type=int, help=f"images at once on each process {trained}")
-    places = (
-        f"a new folder: {NUMBERS} with all numbers, and the images of the first seed; PATH.npz:"
-        " images as arr_0, uint8 "
-    )
-    places += "[N, H, W, C], numbers in PATH.json; PATH.json: numbers alone "
+    places = f"a new folder: the images, and {NUMBERS}; PATH.json: numbers alone "
     cli.add_average(parser)
     add(
         "--out",
@@ -136,33 +131,6 @@ def _has_full_protocol(config: Any) -> bool:
         config.evaluation, Evaluation
     )
     return sections and cfg.of(config).get_hook("sample_images") is not None
-
-
-# ---- what is refused
-def _check(args: argparse.Namespace) -> tuple[str, ...]:
-    """Refuse options that can be refused without the model; returns the metrics to compute."""
-    drawing.check_sampler_options(args)
-    image_files.check_output(args.out, ".npz", ".json")
-    allow(
-        1 <= args.seeds <= MOST_SEEDS,
-        "--seeds",
-        args.seeds,
-        f"a whole number from 1 to {MOST_SEEDS}",
-    )
-    allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
-    metrics = args.metrics.split(",")
-    for name in metrics:
-        allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
-    return tuple(kind for kind in KINDS if kind in metrics)
-
-
-def _refuse(asked: Values, why: str) -> None:
-    """Refuse options that an evaluation does not follow. Raises `ConfigError`."""
-    for name, value in asked.items():
-        option = f"--{name.replace('_', '-')}"
-        raise ConfigError(
-            f"{option}: {value!r} is not allowed {why}; allowed: --ema, --out and --json"
-        )
 
 
 def _configured(config: Any, args: argparse.Namespace) -> Any:
@@ -200,12 +168,11 @@ def _evaluate(
     from tunediff.data import images as data
     from tunediff.distributed import from_environment
     from tunediff.evaluation import features
-    from tunediff.evaluation.quality import Real
+    from tunediff.evaluation.quality import Quality, Real
     from tunediff.training import memory
 
-    evaluation = config.evaluation
-    # images of the first seed
-    image_folder = args.out if args.out is not None and args.out.suffix != ".json" else None
+    evaluation, n = config.evaluation, config.evaluation.images
+    folder = args.out if args.out is not None and not args.out.suffix else None
     with from_environment() as world, EventLines().work(world.main):
         memory.keep_freed(config.memory.keep_freed, world.device)
         # ---- the model, the evaluation protocol, the real images
@@ -214,9 +181,9 @@ def _evaluate(
         learned = data.load(config.data) if evaluation.extractor not in PRETRAINED else images
         extractor = features.build(evaluation, learned, world.device)
         real = Real.of(images, extractor, world.device, evaluation.batch_size, kinds)
-        seconds, values = _sample(
-            network, config, real, extractor, kinds, args.seeds, image_folder, world
-        )
+
+        quality = Quality(extractor, n, world.device, kinds)
+        seconds = _draw(network, config, quality, folder, world)
 
         # ---- result
         if world.main:
@@ -224,14 +191,21 @@ def _evaluate(
                 "model": model.name, "weights": str(model.weights.absolute()),
                 "weights_sha256": digest,
                 "ema_half_life": model.half_life, "fingerprint": cfg.fingerprint(model.config),
-                **_protocol(config, real_data, images, extractor, seconds, world),
-                "metrics": {
-                    name: _over_seeds(
-                        name_of(name, extractor.label), [metrics[name] for metrics in values]
-                    )
-                    for name in values[0]
+                "images": n, "sampler": drawing.describe_sampler(config), "seed": evaluation.seed,
+                "sampling_s": seconds, "images_per_s": n / seconds, "batch_size": evaluation.batch_size,
+                "processes": world.size, "device": _device(world),
+                "reference": {
+                    "name": images.name, "split": real_data.split, "images": len(images),
+                    "digest": images.digest,
                 },
-                "kept": None if image_folder is None else str(image_folder.absolute()),
+                "extractor": {
+                    "name": extractor.name, "label": extractor.label, "digest": extractor.digest,
+                },
+                "metrics": {
+                    name: {"name": name_of(name, extractor.label), **value._asdict()}
+                    for name, value in quality.values(real).items()
+                },
+                "kept": None if folder is None else str(folder.absolute()),
                 "command": args.command, "time": time.time(), "environment": environment.describe(),
             }  # fmt: skip
             with writing("--out", numbers):
@@ -241,131 +215,62 @@ def _evaluate(
                 cli.print_json(result | {"json": str(path.absolute())})
             else:
                 print(_table(result))
-                print("".join(_cautions(result, extractor.dim)), end="")
+                if "fd" in kinds and (warning := caution(extractor.label, n, extractor.dim)):
+                    print(f"note: {warning}")
                 print(f"json: {path}")
     return cli.OK
 
 
-def _sample(
-    network: Any, config: Any, real: Real, extractor: Extractor, kinds: tuple[str, ...], seeds: int,
-    image_folder: Path | None, world: World,
-) -> tuple[list[float], list[dict[str, Value]]]:  # fmt: skip
-    """Draw images with every seed; return seconds of sampling and, on rank 0, metrics of each.
-
-    `image_folder`: where the images of the first seed go; None: nowhere.
-    """
+def _draw(network: Any, config: Any, quality: Quality, folder: Path | None, world: World) -> float:
+    """Add the images of all ranks to `quality`, write them to `folder`; return the seconds."""
     from tunediff.evaluation.generation import SampleRequest, shares
-    from tunediff.evaluation.quality import Quality
 
     evaluation, n = config.evaluation, config.evaluation.images
-    steps, seconds, values = drawing.describe_sampler(config).get("steps"), [], []
-    drawing.announce(network, config, seeds * n, world)
+    steps = drawing.describe_sampler(config).get("steps")
     batches, _ = shares(n, world.size, evaluation.batch_size)
+    request = SampleRequest(
+        n, evaluation.seed, evaluation.batch_size, world.device, world.rank, world.size
+    )
+
+    def receive(start: int, batch: Tensor) -> None:
+        quality.update(start, batch)
+        if folder is not None:
+            image_files.write_files(batch, start, n, folder)
+
     unit = "steps" if steps is not None else "batches"
-    with Progress("sampling", seeds * batches * (steps or 1), unit) as progress:
-        for seed in range(evaluation.seed, evaluation.seed + seeds):
-            quality = Quality(extractor, n, world.device, kinds)
-            store = (
-                image_files.ImageStore(image_folder, n, world)
-                if image_folder and seed == evaluation.seed
-                else None
-            )
-            request = SampleRequest(
-                n, seed, evaluation.batch_size, world.device, world.rank, world.size
-            )
-            receivers = [quality.update, *([store.add] if store is not None else [])]
-            seconds.append(drawing.draw(network, config, request, world, progress, receivers))
-            quality.merge(world)
-            if store is not None:
-                store.write()
-            if world.main:
-                values.append(quality.values(real))
-    return seconds, values
+    with Progress("sampling", batches * (steps or 1), unit) as progress:
+        seconds = drawing.draw(network, config, request, world, progress, [receive])
+    quality.merge(world)
+    return seconds
+
+
+def _device(world: World) -> str:
+    import torch
+
+    cuda = world.device.type == "cuda"
+    return torch.cuda.get_device_name(world.device) if cuda else "cpu"
 
 
 # ---- result
-def _protocol(
-    config: Any,
-    real_data: Data,
-    images: Images,
-    extractor: Extractor,
-    seconds: list[float],
-    world: World,
-) -> dict[str, Any]:
-    """Return how the metrics were measured, in JSON types; `seconds`: sampling per seed."""
-    import torch
-
-    evaluation, cuda = config.evaluation, world.device.type == "cuda"
-    return {
-        "images": evaluation.images,
-        "sampler": drawing.describe_sampler(config),
-        "seeds": [evaluation.seed + index for index in range(len(seconds))],
-        "sampling_s": sum(seconds),
-        "sampling_s_per_seed": seconds,
-        "images_per_s": len(seconds) * evaluation.images / sum(seconds),
-        "batch_size": evaluation.batch_size,
-        "processes": world.size,
-        "device": torch.cuda.get_device_name(world.device) if cuda else "cpu",
-        "reference": {
-            "name": images.name,
-            "split": real_data.split,
-            "images": len(images),
-            "digest": images.digest,
-        },
-        "extractor": {"name": extractor.name, "label": extractor.label, "digest": extractor.digest},
-    }
-
-
-def _over_seeds(name: str, values: Sequence[Value]) -> dict[str, Any]:
-    """Return one metric's values of all seeds, their mean and standard deviation."""
-    per_seed = [value.value for value in values]
-    numbers = [number for number in per_seed if number is not None]
-    within = (
-        {} if values[0].within_sd is None else {"within_sd": [value.within_sd for value in values]}
-    )
-    return {
-        "name": name,
-        "value": statistics.fmean(numbers) if numbers else None,
-        "sd": statistics.stdev(numbers) if len(numbers) > 1 else None,
-        "images": values[0].images,
-        "per_seed": per_seed,
-        **within,
-    }
-
-
 def _table(result: dict[str, Any]) -> str:
     """Return how it was measured, as `key: value`, then one line per metric."""
-    reference, sd = result["reference"], len(result["seeds"]) > 1
+    reference = result["reference"]
     lines = {
         "model": f"{result['model']} ({result['weights']})",
         "images": result["images"],
         "sampler": drawing.format_sampler(result["sampler"]),
-        "seeds": ", ".join(map(str, result["seeds"])),
+        "seed": result["seed"],
         "sampling_s": result["sampling_s"],
         "images_per_s": result["images_per_s"],
         "reference": f"{reference['name']}, {reference['split']}, {reference['images']} images",
         "extractor": result["extractor"]["name"],
         **({} if result["kept"] is None else {"kept": result["kept"]}),
     }
-    rows = [["metric", "value", *["± sd"] * sd, "N"]]
+    rows = [["metric", "value", "N"]]
     for metric in result["metrics"].values():
         value = "–" if metric["value"] is None else f"{metric['value']:.4g}"
-        spread = "–" if metric["sd"] is None else f"{metric['sd']:.2g}"
-        count = "∞" if metric["images"] is None else str(metric["images"])
-        rows.append([metric["name"], value, *[spread] * sd, count])
+        rows.append([metric["name"], value, str(metric["images"])])
     return "\n".join([text.block(lines), *text.table(rows)])
-
-
-def _cautions(result: dict[str, Any], dim: int) -> Iterator[str]:
-    """Yield the notes below the table about distances over few images; each with its line end."""
-    if (infinite := result["metrics"].get("frechet_infinite")) is None:
-        return
-    label, n = result["extractor"]["label"], result["images"]
-    if warning := caution(label, n, dim):
-        yield f"note: {warning}\n"
-    if infinite["value"] is None:
-        needed = f"N/4 of {STRAIGHT} per feature, of which there are {dim:,}"
-        yield f"note: {infinite['name']} needs {4 * STRAIGHT * dim:,} images: {needed}\n"
 
 
 if __name__ == "__main__":

@@ -163,26 +163,21 @@ def find_with_hook(
     what: str,
     storage: Path,
     trial: str | None = None,
-    hint: str = "",
-    run_code: bool = False,
 ) -> Saved:
     """Find a model for the command `purpose`, which needs this hook of its workload.
 
-    `trial`: of the search that `what` names. `hint`: ends the message about a user's workload,
-    whose file is run only if `run_code` is true. Raises `ConfigError` without the hook.
+    `trial`: of the search that `what` names. Raises `ConfigError` without the hook.
     """
-    shipped = ", ".join(cfg.shipped_hooks(hook))
-    refusal = cfg.shipped_only(f"{purpose} is for {shipped}; allowed: {shipped}{hint}")
-    with contextlib.nullcontext() if run_code else refusal:
-        if trial is not None:
-            from tunediff import analysis, search_space
-            from tunediff.analysis import evidence
+    if trial is not None:
+        from tunediff import analysis, search_space
+        from tunediff.analysis import evidence
 
-            search = analysis.read(search_space.folder_of(what, storage))
-            what = str(search.folder / "trials" / evidence.choose(search, trial).name)
-        saved = find(what, storage)
+        search = analysis.read(search_space.folder_of(what, storage))
+        what = str(search.folder / "trials" / evidence.choose(search, trial).name)
+    saved = find(what, storage)
     workload = cfg.of(saved.config)
     if workload.get_hook(hook) is None:
+        shipped = ", ".join(cfg.shipped_hooks(hook))
         lacks = f"which does not {LACKS[hook]}; {purpose} is for {shipped}"
         raise ConfigError(f"{saved.name}: is a model of {workload.title}, {lacks}")
     return saved

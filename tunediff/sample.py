@@ -9,6 +9,7 @@ tunediff.sample …`.
 from __future__ import annotations
 
 import argparse
+import itertools
 import math
 import re
 import sys
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
-from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core.files import numbered
 from tunediff.core.progress import EventLines, Progress
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
     from tunediff.distributed import World
 
-STRIP_IMAGES, STRIP_COLUMNS = 8, 10
 BATCH_SIZE = 64
 """Images at once on each process, where a workload has no `evaluation.batch_size`."""
 
@@ -40,13 +39,12 @@ BATCH_SIZE = 64
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Sample; see `--help`."""
-    # ---- options
     parser = cli.parser("sample", __doc__ or "")
     add = parser.add_argument
     add("run", metavar="RUN", help="the model")
     cli.add_storage(parser)
-    add("--images", type=int, metavar="N", help="images (default: 64, with --strip 8)")
-    outputs = "PATH.png: one sheet; PATH.npz: arr_0, uint8 [N, H, W, C]; a new folder: 0000.png … "
+    add("--images", type=int, metavar="N", default=64, help="images (default: 64)")
+    outputs = "PATH.png: one sheet; a new folder: 0000.png … "
     add(
         "--out",
         type=Path,
@@ -56,46 +54,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     drawing.add_sampler_options(parser, "as in the model's evaluations", "likewise", "likewise")
     add("--batch-size", type=int, help="images at once on each process (default: likewise)")
     cli.add_average(parser)
-    add("--strip", action="store_true", help="a PNG of the denoising, one row per image")
     add("--device", help="cpu, cuda or cuda:1 (default: the GPU if there is one)")
-    add(
-        "--trust-code",
-        action="store_true",
-        help="run the file of a workload of your own, as it lies beside the model",
-    )
     cli.add_json(parser)
     args = parser.parse_args(argv)
-    args.images = args.images if args.images is not None else STRIP_IMAGES if args.strip else 64
-    _check(args)
-
-    # ---- the model. Somebody else's program runs only if the user says so
-    hint = ", or with --trust-code the model's own file, if it has sample_images"
-    model = models.find_with_hook(
-        "sample_images", "sample", args.run, args.storage, hint=hint, run_code=args.trust_code
-    ).averaged(args.ema)  # fmt: skip
-    config, args.seed, args.batch_size = _configure(model.config, args)
-    check_writable("--out", args.out or model.folder / "samples.png")
-    return _sample(model, config, args)
-
-
-def _check(args: argparse.Namespace) -> None:
-    """Refuse options that can be refused without the model. Raises `ConfigError`."""
-    most = STRIP_IMAGES if args.strip else 1_000_000
-    allow(
-        1 <= args.images <= most,
-        "--images",
-        args.images,
-        f"a whole number of at least 1 and at most {most}",
-    )
+    within = 1 <= args.images <= 1_000_000
+    allow(within, "--images", args.images, "a whole number of at least 1 and at most 1000000")
     is_device = args.device is None or bool(re.fullmatch(r"cpu|cuda(:\d+)?", args.device))
     allow(is_device, "--device", args.device, "cpu, cuda, cuda:N")
     drawing.check_sampler_options(args)
-    image_files.check_output(args.out, ".png", ".npz")
-    if args.strip and args.out is not None and args.out.suffix != ".png":
-        out = str(args.out)
-        raise ConfigError(
-            f"--out: {out!r} is not allowed with --strip; allowed: a name that ends in .png"
-        )
+    image_files.check_output(args.out, ".png")
+    model = models.find_with_hook("sample_images", "sample", args.run, args.storage)
+    model = model.averaged(args.ema)
+    config, args.seed, args.batch_size = _configure(model.config, args)
+    check_writable("--out", args.out or model.folder / "samples.png")
+    return _sample(model, config, args)
 
 
 def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
@@ -107,16 +79,11 @@ def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
     if isinstance(config.evaluation, Evaluation):
         values = {**values, "seed": args.seed, "batch_size": args.batch_size}
         config = drawing.with_evaluation(config, values)
-        seed, batch_size = config.evaluation.seed, config.evaluation.batch_size
-    else:
-        seed = args.seed if args.seed is not None else 0
-        batch_size = args.batch_size if args.batch_size is not None else BATCH_SIZE
-        allow(seed >= 0, "--seed", seed, "a whole number of at least 0")
-        allow(batch_size >= 1, "--batch-size", batch_size, "a whole number of at least 1")
-    if args.strip and "steps" not in drawing.describe_sampler(config):
-        raise ConfigError(
-            f"--strip: {cfg.of(config).title} has no sampler whose steps could be shown"
-        )
+        return config, config.evaluation.seed, config.evaluation.batch_size
+    seed = args.seed if args.seed is not None else 0
+    batch_size = args.batch_size if args.batch_size is not None else BATCH_SIZE
+    allow(seed >= 0, "--seed", seed, "a whole number of at least 0")
+    allow(batch_size >= 1, "--batch-size", batch_size, "a whole number of at least 1")
     return config, seed, batch_size
 
 
@@ -149,22 +116,33 @@ def _draw(
 ) -> tuple[Tensor | None, float]:
     """Return (images of all ranks, seconds); `steps`: the sampler's, None without steps.
 
-    The images are uint8 [n, C, H, W], of a strip [n, columns, C, H, W], None where they went to a
-    folder. The columns of a strip: x_T, states evenly spaced over the steps, the image.
+    The images are uint8 [n, C, H, W] in the order of their numbers, None where they are in a
+    folder.
     """
+    import torch
+
     from tunediff.evaluation.generation import SampleRequest, shares
 
     n, device = args.images, _device(args.device) if args.device is not None else world.device
     network = model.network(device)
-    columns = min(STRIP_COLUMNS, steps + 1) if args.strip and steps is not None else 1
-    store = image_files.ImageStore(args.out, n, world)
+    parts: list[tuple[int, Tensor]] = []
+    is_folder = args.out is not None and not args.out.suffix
+
+    def receive(start: int, images: Tensor) -> None:
+        if is_folder:
+            image_files.write_files(images, start, n, args.out)
+        else:
+            parts.append((start, images.cpu()))
+
     batches, _ = shares(n, world.size, args.batch_size)
-    drawing.announce(network, config, n, world, device)
     work = Progress("sampling", batches * (steps or 1), "steps" if steps is not None else "batches")
-    request = SampleRequest(n, args.seed, args.batch_size, device, world.rank, world.size, columns)
+    request = SampleRequest(n, args.seed, args.batch_size, device, world.rank, world.size)
     with EventLines().work(world.main), work as progress:
-        seconds = drawing.draw(network, config, request, world, progress, [store.add])
-    return store.gather(), seconds
+        seconds = drawing.draw(network, config, request, world, progress, [receive])
+    if is_folder:
+        return None, seconds
+    of_all = sorted(itertools.chain(*world.gather(parts)), key=lambda part: part[0])
+    return torch.cat([images for _, images in of_all]), seconds
 
 
 def _device(name: str) -> Any:
@@ -178,15 +156,12 @@ def _device(name: str) -> Any:
 
 
 def _write(images: Tensor, args: argparse.Namespace, model: Saved, sampler: str) -> Path:
-    """Write what `_draw` returned as one file; returns its path."""
-    names = numbered(
-        model.folder, f"{'strip' if args.strip else 'samples'}-{model.name}-{sampler}", ".png"
-    )
+    """Write what `_draw` returned as one sheet; returns its path."""
+    from tunediff.training.observer import image_grid
+
+    names = numbered(model.folder, f"samples-{model.name}-{sampler}", ".png")
     path: Path = args.out or next(path for path in names if not path.exists())
-    if args.strip:
-        image_files.write_images(images.flatten(0, 1), path, images.shape[1])
-    else:
-        image_files.write_images(images, path, max(8, math.isqrt(len(images) - 1) + 1))
+    image_grid(images, path, max(8, math.isqrt(len(images) - 1) + 1))
     return path
 
 

@@ -14,7 +14,7 @@ from tunediff.distributed import alone
 from tunediff.evaluation import features, quality
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kid
 from tunediff.evaluation.names import KINDS, name_of
-from tunediff.evaluation.quality import Quality, Real, extrapolated, inception_score, precision_recall
+from tunediff.evaluation.quality import Quality, Real, inception_score, precision_recall
 
 
 class Pixels:
@@ -84,21 +84,6 @@ def test_precision_and_recall_by_their_definition() -> None:
     assert precision_recall(generated[:3], real) is None
 
 
-def test_a_straight_line_is_extrapolated_to_its_end() -> None:
-    counts = [250, 500, 1000]
-    assert extrapolated(counts, [3.0 + 50 / n for n in counts]) == pytest.approx(3.0)
-    # Three points on no line. By hand: x̄ = 7/12, ȳ = 6, slope 2.5 / (7/24) = 60/7, so 6 − 60/7 · 7/12 = 1.
-    assert extrapolated([1, 2, 4], [10.0, 4.0, 4.0]) == pytest.approx(1.0)
-
-
-def test_infinitely_many_images_are_nearer_to_the_truth() -> None:
-    """Both sets are drawn alike: the distance would be 0, but for the number of images."""
-    values = Pixels()(pictures(100_000, 1))
-    found = judged(pictures(800, 2), Real(Reference.of(statistics(values), values[:100]), None), [800], {"fd"})
-    assert found["frechet_quarter"].value > found["frechet_half"].value > found["frechet"].value
-    assert abs(found["frechet_infinite"].value) < found["frechet"].value / 3
-
-
 # ---------------------------------------------------------------------------------------------------------- together
 def test_values_do_not_depend_on_batches_and_their_order(real: Real) -> None:
     images = pictures(300, 3)
@@ -115,9 +100,8 @@ def test_values_are_those_of_their_parts(real: Real) -> None:
     images = pictures(302, 3)
     values = Pixels()(images)
     found = judged(images, real, [100, 202])
-    for name, count in (("frechet_quarter", 75), ("frechet_half", 151), ("frechet", 302)):
-        assert found[name].images == count
-        assert found[name].value == pytest.approx(frechet(statistics(values[:count]), real.reference), rel=1e-9)
+    assert found["frechet"].images == 302
+    assert found["frechet"].value == pytest.approx(frechet(statistics(values), real.reference), rel=1e-9)
     mean, spread = kid(values, real.features, subset_size=151)
     assert (found["kid"].value, found["kid"].within_sd) == pytest.approx((mean, spread), rel=1e-9)
     expected = isc_features_to_metric(values[:, :5] * 3, splits=10, shuffle=False)
@@ -147,15 +131,7 @@ def test_only_what_was_asked_for(kind: str, real: Real) -> None:
 def test_a_handful_of_images_says_little(real: Real) -> None:
     found = judged(pictures(8, 3), Real(real.reference, real.features[:3] if real.features is not None else None), [8])
     unknown = {name for name, value in found.items() if value.value is None}
-    assert unknown == {"frechet_infinite", "kid", "inception_score", "precision", "recall"}
-
-
-@pytest.mark.parametrize(("count", "known"), [(255, False), (256, True)])
-def test_nothing_is_extrapolated_from_few_images(count: int, known: bool, real: Real) -> None:
-    """Features have 16 numbers; a quarter of the images must be four times as many."""
-    found = judged(pictures(count, 3), real, [count], {"fd"})
-    assert (found["frechet_infinite"].value is not None) == known
-    assert found["frechet_quarter"].value is not None
+    assert unknown == {"kid", "inception_score", "precision", "recall"}
 
 
 def test_non_finite_features_are_refused() -> None:
@@ -187,11 +163,9 @@ def test_only_inception_has_the_published_names() -> None:
     def names(label: str) -> list[str]:
         return [name_of(name, label) for names in KINDS.values() for name in names]
 
-    assert names("FID") == [
-        "FID", "FID at N/2", "FID at N/4", "FID∞", "KID", "IS", "precision (inception)", "recall (inception)",
-    ]  # fmt: skip
+    assert names("FID") == ["FID", "KID", "IS", "precision (inception)", "recall (inception)"]
     assert all("(classifier)" in name for name in names("FD (classifier)"))
     assert name_of("inception_score", "FD (classifier)") == "IS (classifier)"
     of_resnet = names("FD (cifar10-resnet, 88 %)")
-    assert of_resnet[3:6] == ["FD∞ (cifar10-resnet, 88 %)", "KID (cifar10-resnet, 88 %)", "IS (cifar10-resnet, 88 %)"]
+    assert of_resnet[1:3] == ["KID (cifar10-resnet, 88 %)", "IS (cifar10-resnet, 88 %)"]
     assert not any(name in ("FID", "KID", "IS") for name in names("FD (inception, own weights)"))

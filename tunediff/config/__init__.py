@@ -43,7 +43,6 @@ from tunediff.config.workload import (
     of,
     remove_copy,
     shipped_hooks,
-    shipped_only,
     take_along,
 )
 
@@ -57,6 +56,6 @@ __all__ = [
     "has_changed", "is_command", "is_users", "load", "missing_equals_hint", "named", "nest",
     "neutral", "not_effective",
     "of", "override", "parse_overrides", "read_yaml", "remove_copy", "shipped_hooks",
-    "shipped_only", "take_along",
+    "take_along",
     "to_dict", "to_yaml", "with_absolute_paths", "with_relative_paths", "with_words",
 ]  # fmt: skip

@@ -26,15 +26,13 @@ our packages, which declare the first two in `PACKAGE.knobs` and what needs torc
 from __future__ import annotations
 
 import ast
-import contextlib
-import contextvars
 import dataclasses
 import functools
 import importlib
 import importlib.util
 import inspect
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -213,8 +211,6 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
     if is_command(name):
         module = importlib.import_module("tunediff.command.workload")
         return typing.cast(Workload, module.of_file((folder / name).absolute(), where))
-    if (purpose := _shipped_only.get()) is not None:
-        raise ConfigError(f"{where}: workload: {name} is not allowed: {purpose}")
     file = users.locate(name, where, folder)
     _refuse_script(file)
     workload = _users(str(file), users.read(file).version)
@@ -224,22 +220,6 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
 
 
 FILES = "a file such as mine.py, or package.module"
-_shipped_only: contextvars.ContextVar[str | None] = contextvars.ContextVar(
-    "shipped_only", default=None
-)
-
-
-@contextlib.contextmanager
-def shipped_only(purpose: str) -> Iterator[None]:
-    """Raise `ConfigError` with `purpose` if a user's file would be imported inside this context.
-
-    For configurations from people whose programs one would not run.
-    """
-    token = _shipped_only.set(purpose)
-    try:
-        yield
-    finally:
-        _shipped_only.reset(token)
 
 
 def is_users(name: str) -> bool:

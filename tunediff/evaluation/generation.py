@@ -31,8 +31,6 @@ class SampleRequest:
     device: torch.device
     rank: int = 0
     ranks: int = 1
-    columns: int = 1
-    """Above 1: yield [B, columns, C, H, W], the noise, evenly spaced states, and the image."""
     progress: Callable[..., None] | None = None
     """Call it after every step of the sampler, if it has steps; arguments are ignored."""
 

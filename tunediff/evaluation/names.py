@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "fd": ("frechet", "frechet_half", "frechet_quarter", "frechet_infinite"),
+    "fd": ("frechet",),
     "kid": ("kid",),
     "is": ("inception_score",),
     "pr": ("precision", "recall"),
@@ -36,12 +36,9 @@ def name_of(value: str, label: str) -> str:
     FID, KID and IS stand for Inception with its reference weights; everything else names its
     extractor. Precision and recall always do: published ones use another network (VGG16).
     """
-    head, _, extractor = label.partition(" ")
+    _, _, extractor = label.partition(" ")
     return {
         "frechet": label,
-        "frechet_half": f"{label} at N/2",
-        "frechet_quarter": f"{label} at N/4",
-        "frechet_infinite": f"{head}∞ {extractor}".rstrip(),
         "kid": f"KID {extractor}".rstrip(),
         "inception_score": f"IS {extractor}".rstrip(),
         "precision": f"precision {extractor or '(inception)'}",

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Collection
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +13,7 @@ from tunediff.data.images import Images
 from tunediff.distributed import World
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet, kernel_distance
 from tunediff.evaluation.extractor import Extractor
-from tunediff.evaluation.names import KINDS, STRAIGHT
+from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.reference import real_features, reference
 from tunediff.training.precision import evaluation_precision
 
@@ -29,8 +28,8 @@ class Value(NamedTuple):
 
     value: float | None
     """None where there are too few images to say anything."""
-    images: int | None
-    """Number of generated images; None for the limit of infinitely many."""
+    images: int
+    """Number of generated images."""
     within_sd: float | None = None
     """Standard deviation over subsets (KID) or splits (IS) of these images, not over seeds."""
 
@@ -74,11 +73,8 @@ class Quality:
     ) -> None:
         """`n` of at least 8; `kinds` are keys of `names.KINDS`."""
         self._extractor, self._device, self._kinds = extractor, torch.device(device), set(kinds)
-        # Statistics of the first quarter, of the second, and of the second half.
-        self._stops = [n // 4, n // 2, n]
-        self._parts = [
-            FeatureStatistics(extractor.dim, device) for _ in self._stops if "fd" in kinds
-        ]
+        self._n = n
+        self._statistics = FeatureStatistics(extractor.dim, device) if "fd" in kinds else None
         count = min(n, FEATURES) if {"kid", "pr"} & self._kinds else 0
         # Every rank fills in the rows of its own images; the sum over ranks has them all.
         self._features = torch.zeros(count, extractor.dim, device=device)
@@ -87,20 +83,15 @@ class Quality:
     def update(self, start: int, images: Tensor) -> None:
         """Add images start, start + 1, …, uint8 [B, C, H, W]. Raises `NonFiniteError`."""
         features, logits = self._extractor.with_logits(images)
-        first = 0
-        # Without a distance there are no parts.
-        for stop, part in zip(self._stops, self._parts, strict=False):
-            last = min(max(stop - start, 0), len(features))
-            if last > first:
-                part.update(features[first:last])
-                first = last
+        if self._statistics is not None:
+            self._statistics.update(features)
         for rows, batch in ((self._features, features), (self._logits, logits)):
             rows[start : start + len(batch)] = batch[: max(0, len(rows) - start)]
 
     def merge(self, world: World) -> None:
         """Sum the statistics over ranks; every rank must call it, after its last image."""
-        for part in self._parts:
-            part.merge(world)
+        if self._statistics is not None:
+            self._statistics.merge(world)
         for rows in (self._features, self._logits):
             if rows.numel():
                 world.sum(rows)
@@ -110,44 +101,21 @@ class Quality:
         metrics: dict[str, Value] = {}
         count = len(self._features)
         with torch.no_grad(), evaluation_precision(self._device):
-            if self._parts:
+            if self._statistics is not None:
                 assert real.reference is not None
-                seen, distances = FeatureStatistics(self._extractor.dim, self._device), []
-                for part in self._parts:
-                    seen.include(part)
-                    distances.append(frechet(seen, real.reference))
-                names = ("frechet_quarter", "frechet_half", "frechet")
-                metrics |= zip(names, map(Value, distances, self._stops), strict=True)
-                # With fewer images per feature the bias is not about 1/N: see `extrapolated`.
-                straight = self._stops[0] >= STRAIGHT * self._extractor.dim
-                limit = extrapolated(self._stops, distances) if straight else None
-                metrics["frechet_infinite"] = Value(limit, None)
+                metrics["frechet"] = Value(frechet(self._statistics, real.reference), self._n)
             if "kid" in self._kinds:
                 assert real.features is not None
                 mean, sd = kernel_distance(self._features, real.features) or (None, None)
                 metrics["kid"] = Value(mean, count, sd)
             if "is" in self._kinds:
                 mean, sd = inception_score(self._logits) or (None, None)
-                metrics["inception_score"] = Value(mean, self._stops[-1], sd)
+                metrics["inception_score"] = Value(mean, self._n, sd)
             if "pr" in self._kinds:
                 assert real.features is not None
                 precision, recall = precision_recall(self._features, real.features) or (None, None)
                 metrics |= {"precision": Value(precision, count), "recall": Value(recall, count)}
-        order = [name for names in KINDS.values() for name in names]
-        return {name: metrics[name] for name in order if name in metrics}
-
-
-def extrapolated(counts: list[int], distances: list[float]) -> float:
-    """Return the Fréchet distance of infinitely many images: the value at 1/N = 0 of a straight
-    line in 1/N (Chong & Forsyth 2020, arXiv 1911.07023, §3.2).
-
-    The bias is about c/N with c depending on the model, so that equal N do not make it equal.
-    Theirs is a fit through 15 random subsets; this one, by least squares as well, goes through the
-    distances of these few. It is too low where the smallest count is not many times the length d of
-    a feature vector: for Gaussians with d = 256 and a true distance of 5.4, counts up to 16·d gave
-    5.0 and up to 4·d gave 3.5 (the distance itself 8.0 and 16.8).
-    """
-    return float(np.polyfit(1 / np.asarray(counts, float), np.asarray(distances, float), 1)[1])
+        return metrics
 
 
 def inception_score(logits: Tensor) -> tuple[float, float] | None:

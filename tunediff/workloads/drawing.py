@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 SAMPLER_OPTIONS = ("sampler", "steps", "skip", "eta")
 DEFAULT_SAMPLER = "ddpm"
 """Of the commands, whatever the model's evaluations use: all steps of the process."""
-SLOW_S = 4 * 3600
-"""Seconds of sampling above which `announce` also says how it takes less."""
 
 
 # ---- the sampler
@@ -124,42 +121,6 @@ def with_evaluation(config: Any, values: Values | Mapping[str, Any]) -> Any:
 
 
 # ---- drawing
-def announce(network: Any, config: Any, n: int, world: World, device: Any = None) -> None:
-    """Print how long `n` images will take, by two passes of the network. All ranks call it."""
-    if not _has_sampler(config):
-        return
-    import torch
-
-    from tunediff.training.precision import evaluation_precision
-
-    device, data, taken = device or world.device, config.data, []
-    on_device = dataclasses.replace(world, device=device)
-    count = min(config.evaluation.batch_size, -(-n // world.size))
-    with torch.no_grad(), evaluation_precision(device):
-        x = torch.zeros(count, data.channels, data.image_size, data.image_size, device=device)
-        t = torch.zeros(count, dtype=torch.int64, device=device)
-        for _ in range(2):  # the first pass loads kernels
-            on_device.synchronize()
-            begin = time.perf_counter()
-            network(x, t)
-            on_device.synchronize()
-            taken.append(time.perf_counter() - begin)
-    steps = config.evaluation.passes(config.process.steps)
-    step_s = world.largest(min(taken) / count * n / world.size)
-    if not world.main or step_s * steps < progress.FIRST_S:
-        return
-    about = text.seconds(step_s * steps)
-    print(f"sampling {n:,} images × {steps:,} steps: about {about}", file=sys.stderr, flush=True)
-    if step_s * steps > SLOW_S:
-        fewer = min(50, steps // 4 or 1)
-        print(
-            f"WARNING: that is long: --sampler ddim --steps {fewer} takes about"
-            f" {text.seconds(step_s * fewer)}; fewer images take in proportion less",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
 def draw(
     network: Any,
     config: Any,

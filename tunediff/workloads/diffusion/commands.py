@@ -28,12 +28,12 @@ def write_pipeline(folder: Path, config: Any, weights: Callable[[], Mapping[str,
 def sample_images(
     network: Any, config: Any, request: SampleRequest
 ) -> Iterator[tuple[int, Tensor]]:
-    """Iterate over this rank's batches: (first number, uint8 [b, (columns,) C, H, W]).
+    """Iterate over this rank's batches: (first number, uint8 [b, C, H, W]).
 
     It raises `NonFiniteError`, which may happen on one rank alone.
     """
     from tunediff.workloads.diffusion.process import Diffusion
-    from tunediff.workloads.diffusion.sampling import generate, to_uint8
+    from tunediff.workloads.diffusion.sampling import generate
 
     # What does not depend on the batch is built before the first batch, for sampling is timed.
     process = Diffusion(config.process, request.device)
@@ -41,17 +41,7 @@ def sample_images(
         config.evaluation, seed=request.seed, batch_size=request.batch_size
     )
     shape = (config.data.channels, config.data.image_size, config.data.image_size)
-    steps, columns = protocol.sampling_steps(config.process.steps), request.columns
-    shown_steps = {round(i * steps / (columns - 1)) for i in range(1, columns)}
-    states: list[Tensor] = []
-
-    def after_step(k: int, count: int, x: Tensor) -> None:
-        if request.progress is not None:
-            request.progress(k, count, x)
-        if k + 1 in shown_steps:
-            states.append(to_uint8(x))
-
-    batches = generate(
+    return generate(
         network,
         process,
         protocol,
@@ -60,24 +50,5 @@ def sample_images(
         request.device,
         rank=request.rank,
         world=request.ranks,
-        progress=after_step,
+        progress=request.progress,
     )
-    return batches if columns == 1 else _with_states(batches, states, request, shape)
-
-
-def _with_states(
-    batches: Iterator[tuple[int, Tensor]],
-    states: list[Tensor],
-    request: SampleRequest,
-    shape: tuple[int, ...],
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield batches with a column for the noise and for each of `states`, which sampling fills."""
-    import torch
-
-    from tunediff.workloads.diffusion.sampling import to_uint8
-
-    for start, batch in batches:
-        count = len(batch)
-        noise = to_uint8(request.noise(start, start + count, shape))
-        yield start, torch.stack([noise, *(x[:count] for x in states)], 1)
-        states.clear()
