@@ -38,7 +38,9 @@ from tunediff.workloads import drawing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tunediff.data.images import Images
     from tunediff.distributed import World
+    from tunediff.evaluation.extractor import Extractor
     from tunediff.evaluation.quality import Quality
 
 IMAGES, STEPS = 10_000, 50
@@ -189,24 +191,17 @@ def _evaluate(
         if world.main:
             result = {
                 "model": model.name, "weights": str(model.weights.absolute()),
-                "weights_sha256": digest,
-                "ema_half_life": model.half_life, "fingerprint": cfg.fingerprint(model.config),
-                "images": n, "sampler": drawing.describe_sampler(config), "seed": evaluation.seed,
-                "sampling_s": seconds, "images_per_s": n / seconds, "batch_size": evaluation.batch_size,
-                "processes": world.size, "device": _device(world),
-                "reference": {
-                    "name": images.name, "split": real_data.split, "images": len(images),
-                    "digest": images.digest,
-                },
-                "extractor": {
-                    "name": extractor.name, "label": extractor.label, "digest": extractor.digest,
-                },
+                "weights_sha256": digest, "ema_half_life": model.half_life,
+                "fingerprint": cfg.fingerprint(model.config),
+                **_protocol(config, real_data, images, extractor, world),
+                "sampling_s": seconds, "images_per_s": n / seconds,
                 "metrics": {
                     name: {"name": name_of(name, extractor.label), **value._asdict()}
                     for name, value in quality.values(real).items()
                 },
                 "kept": None if folder is None else str(folder.absolute()),
-                "command": args.command, "time": time.time(), "environment": environment.describe(),
+                "command": args.command, "time": time.time(),
+                "environment": environment.describe(),
             }  # fmt: skip
             with writing("--out", numbers):
                 path = write_numbered(numbers, json.dumps(result, indent=1, allow_nan=False) + "\n")
@@ -244,14 +239,28 @@ def _draw(network: Any, config: Any, quality: Quality, folder: Path | None, worl
     return seconds
 
 
-def _device(world: World) -> str:
+# ---- result
+def _protocol(
+    config: Any, real_data: Data, images: Images, extractor: Extractor, world: World
+) -> dict[str, Any]:
+    """Return how the metrics are measured, in JSON types."""
     import torch
 
-    cuda = world.device.type == "cuda"
-    return torch.cuda.get_device_name(world.device) if cuda else "cpu"
+    evaluation, cuda = config.evaluation, world.device.type == "cuda"
+    return {
+        "images": evaluation.images, "sampler": drawing.describe_sampler(config),
+        "seed": evaluation.seed, "batch_size": evaluation.batch_size, "processes": world.size,
+        "device": torch.cuda.get_device_name(world.device) if cuda else "cpu",
+        "reference": {
+            "name": images.name, "split": real_data.split, "images": len(images),
+            "digest": images.digest,
+        },
+        "extractor": {
+            "name": extractor.name, "label": extractor.label, "digest": extractor.digest,
+        },
+    }  # fmt: skip
 
 
-# ---- result
 def _table(result: dict[str, Any]) -> str:
     """Return how it was measured, as `key: value`, then one line per metric."""
     reference = result["reference"]

@@ -68,9 +68,9 @@ class Saved:
             check_fit(weights, network, str(self.weights))
             adapters.note_base(network)
             adapters.put_into(network, weights)
-        nhwc = self.config.memory.channels_last
-        network.to(device, memory_format=torch.channels_last if nhwc else torch.preserve_format)
-        return network.eval().requires_grad_(False)
+        if self.config.memory.channels_last:
+            network.to(memory_format=torch.channels_last)
+        return network.to(device).eval().requires_grad_(False)
 
     def state(self) -> Any:
         """Return the evaluated weights by name. Raises `ConfigError` for a damaged file."""
