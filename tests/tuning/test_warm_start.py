@@ -60,14 +60,6 @@ def test_a_search_starts_from_what_an_earlier_one_measured(make, earlier):
     assert len(study(make(**EARLIER, warm_start=str(earlier)))) == len(study(searcher))  # resumed: not added twice
 
 
-def test_luck_that_diverged_when_it_ran_again_is_known_as_a_failure(make, tmp_path):
-    """Its value of the first run is neither reused nor tried first; the best that has not failed is."""
-    lucky = finished(tmp_path / "lucky", 5.0, 0.1, 3.0, 4.0, None, trials=7, reruns=3)
-    searcher = make(**EARLIER, warm_start=str(lucky))
-    known = [(t.user_attrs["from"], t.value) for t in study(searcher) if t.state.is_finished()]
-    assert known == [("lucky/t0002", 3.0), ("lucky/t0003", 4.0), ("lucky/t0001", 8.0)]
-
-
 def assert_best_first(searcher):
     """No result of the earlier search counts, and its best points are drawn."""
     assert not any(t.state.is_finished() for t in study(searcher))

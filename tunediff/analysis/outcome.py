@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def samples(self) -> list[TrialRecord]:
-        """Return the runs that show the effect of knobs; the leader's repeats only show luck."""
+        """Return the runs that show the effect of knobs; repeats of the baseline only show noise."""
         return [run for run in self.runs if run.role != "repeat"]
 
     @property

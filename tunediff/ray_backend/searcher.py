@@ -37,7 +37,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
     ) -> None:
         super().__init__("objective", proposer.space.mode)
         self.proposer = proposer
-        self._dispatcher = Dispatcher(proposer, backend, reconsiders=proposer.space.reruns > 0)
+        self._dispatcher = Dispatcher(proposer, backend)
         self.broken: Exception | None = None
         """Why journals or study could not be written: no further trial is suggested."""
         self._running: dict[str, TrialSpec] = {}  # by Tune's trial id

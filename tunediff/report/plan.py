@@ -96,7 +96,6 @@ def _runs(space: SearchSpace) -> dict[str, Any]:
         "training_s_per_trial": space.longest_s,
         "seeds": space.seeds,
         "baseline_runs": space.noise,
-        "reruns": space.reruns,
         "confirming_runs": [{"runs": runs, "budget_s": each_s} for runs, each_s in space.again],
     }
 

@@ -64,14 +64,10 @@ def _trials(plan: Mapping[str, Any]) -> str:
     line = f"trials: {plan['trials']} × {trial}, {plan['at_once']} at once"
     if plan["seeds"] > 1:
         return f"{line}, {plan['seeds']} seeds each"
-    new = plan["trials"] - plan["baseline_runs"] - plan["reruns"]
+    new = plan["trials"] - plan["baseline_runs"]
     runs = f"{plan['baseline_runs']} runs of it, for the noise" if plan["baseline_runs"] > 1 else ""
-    parts = [
-        text.pluralize(new, "other configuration"),
-        "the baseline" if not runs else f"the baseline ({runs})",
-        f"{text.pluralize(plan['reruns'], 'rerun')} of what leads" if plan["reruns"] else "",
-    ]
-    return f"{line}: {', '.join(filter(None, parts))}"
+    baseline = "the baseline" if not runs else f"the baseline ({runs})"
+    return f"{line}: {text.pluralize(new, 'other configuration')}, {baseline}"
 
 
 def start_lines(plan: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ import math
 from tunediff import config as cfg
 from tunediff.config import Lines, Metric
 from tunediff.config.knobs import refuse
-from tunediff.search_space.model import LONGER_SEEDS, MOST_RUNS, SECONDS, SEED_OFFSET, SearchSpace
+from tunediff.search_space.model import LONGER_SEEDS, SECONDS, SEED_OFFSET, SearchSpace
 from tunediff.search_space.sections import Confirm, SearchFile
 
 
@@ -57,7 +57,7 @@ def check_space(space: SearchSpace, limits: Lines) -> None:
 
 def _check_seeds(space: SearchSpace) -> None:
     """Raise `ConfigError` unless the seeds of further runs of a configuration are allowed too."""
-    last = {"noise": max(space.noise, MOST_RUNS if space.reruns else 1) - 1}
+    last = {"noise": space.noise - 1}
     if space.confirm is not None:
         last["confirm"] = SEED_OFFSET + max(space.confirm.seeds, LONGER_SEEDS) - 1
     for key, distance in last.items():

@@ -24,8 +24,6 @@ PAIR_SEED_OFFSET = SEED_OFFSET // 2
 """Offset to the first seed of a comparison of two configurations, which may be confirmed ones."""
 FIRST_VERDICT = 3
 """Number of seeds after which the confirming runs are tested for the first time."""
-MOST_RUNS = 3
-"""Runs of a configuration that leads a search, the first included, before finalists are chosen."""
 RATE = Metric("samples_per_s", "max", "samples/s")
 """The objective that every workload has besides its own: it needs no evaluation."""
 
@@ -129,8 +127,6 @@ class SearchSpace(RunOptions):
     noise: int = 1
     """Runs of the baseline in a `search`: candidates 1, 2, … repeat it with seeds baseline.seed+1,
     +2, …; no dimension draws the seed. Their differences give the noise of one run."""
-    reruns: int = 0
-    """Trials of a `search`, its last ones, that run leading configurations again on other seeds."""
     skipped: tuple[str, ...] = ()
     """What does not run, and why: invalid combinations, single rungs, surplus points."""
     rungs: tuple[Rung, ...] = ()

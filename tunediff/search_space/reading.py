@@ -4,7 +4,7 @@ A search file has one of four forms: `search:` is drawn by Optuna, `grid:` is ev
 `trials:` is a list run in order, `ladder:` is a list of named changes, each tried on top of those
 before it and alone. All forms become the same thing: ordered dimensions, and candidates to try
 first. `seeds: N` repeats every candidate with N seeds, in all forms but `search:`; there, `noise:
-N` repeats the baseline, and `reruns: N` of the trials repeat what leads.
+N` repeats the baseline.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def parse(
     runs = listed_runs(file, kind, source, baseline, seeds, metric != RATE)
     most = search_budget.trials
     trials = most if kind == "search" else min(most, len(runs.candidates))
-    listed = listed_fields(file, kind, source, runs, trials, baseline.seed, cost)
+    listed = listed_fields(file, kind, source, runs, trials, baseline.seed)
     confirm = table = None
     if file.confirm is not None:
         confirm = checked(Confirm, file.confirm, f"{source}: confirm")

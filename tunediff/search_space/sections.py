@@ -138,7 +138,6 @@ class SearchFile(RunOptions):
     budget: Lines = dataclasses.field(default_factory=dict)
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] | None = None
     noise: Annotated[Int, Ge(1), Le(MAX_SEEDS)] | None = None
-    reruns: Annotated[Int, Ge(0)] | None = None
     fixed: Lines = dataclasses.field(default_factory=dict)
     baseline: Lines = dataclasses.field(default_factory=dict)
     search: Lines | None = None

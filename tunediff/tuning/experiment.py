@@ -135,10 +135,8 @@ def durations(records: Sequence[TrialRecord]) -> list[float]:
     return [sum(analysis.seconds_of(trial).values()) for trial in ended]
 
 
-def time_is_up(
-    space: SearchSpace, durations_s: Sequence[float], spent_s: float, repeats_left: int = 0
-) -> bool:
-    """Return whether no trial fits into `budget: total` less repeats and confirming runs.
+def time_is_up(space: SearchSpace, durations_s: Sequence[float], spent_s: float) -> bool:
+    """Return whether no trial fits into `budget: total` less confirming runs.
 
     durations_s: of the trials so far. spent_s: wall-clock of the search so far.
     """
@@ -147,7 +145,7 @@ def time_is_up(
     expected_s = max([*durations_s, space.longest_s])
     # Runs of the baseline alone confirm nothing; trials get at least half of the limit.
     has_rival = len(durations_s) > space.noise
-    runs = repeats_left + (space.confirming_reserve if has_rival else 0)
+    runs = space.confirming_reserve if has_rival else 0
     return spent_s + expected_s > total_s - min(runs * expected_s, total_s / 2)
 
 

@@ -20,7 +20,6 @@ from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge, sampling, sessions, warm_start
 from tunediff.tuning.experiment import durations, time_is_up
-from tunediff.tuning.repeats import Repeats
 from tunediff.tuning.search_study import SearchStudy
 from tunediff.tuning.study_file import FAULTS, STUDY, study_in
 from tunediff.tuning.trial_spec import TrialSpec
@@ -41,7 +40,7 @@ class OptunaProposer:
 
     In this order: trials that were running when the search ended, under their old names, so that
     they continue from their checkpoints; the candidates of the search file and of an earlier
-    search, which wait in Optuna's queue; draws; repeats of what leads.
+    search, which wait in Optuna's queue; draws.
     """
 
     FAULTS = FAULTS
@@ -66,9 +65,7 @@ class OptunaProposer:
         self._records = record.read_trials(experiment)
         self._durations = durations(self._records)
         self._next = 1 + max((trial.number for trial in self._records), default=-1)
-        self._repeats = Repeats(space, experiment)
-        drawn = (t for t in self._records if not self._repeats.holds(t.role, t.drawn))
-        self._tried = Tried(space, device, drawn)
+        self._tried = Tried(space, device, self._records)
         name, storage = study_in(space.storage, experiment) if storage is None else (STUDY, storage)
         # The seed moves on: a resumed search must not draw its first points again.
         seed = space.seed + self._next
@@ -102,15 +99,13 @@ class OptunaProposer:
             name, running = frozen.user_attrs.get("trial"), frozen.state == TrialState.RUNNING
             if name is not None:
                 role, drawn = self.study.run(frozen)
-                self._repeats.add(role, drawn)
                 # A trial may have been killed before its journal began: only the study has its name
                 self._next = max(self._next, int(name[1:]) + 1)
                 if running and (ended := records.get(name)) is not None and ended.finished:
                     self.study.tell(self.study.running(frozen), ended, self._records)
                 elif running:
                     config = self.space.config(drawn)
-                    if drawn not in self._repeats:
-                        self._tried.add(config, name)
+                    self._tried.add(config, name)
                     trial = self.study.running(frozen)
                     self._unfinished.append(self._spec(name, trial, config, drawn, role))
             elif "from" in frozen.user_attrs and frozen.state.is_finished():
@@ -155,7 +150,7 @@ class OptunaProposer:
         """Return the next trial; None when a limit is reached or nothing new is left."""
         if self._unfinished:
             return self._unfinished.pop(0)
-        spec = (self._draw() if self._may_draw() else None) or self._repeat()
+        spec = self._draw() if self._may_draw() else None
         if spec is None and not self._time_was_up and self._time_is_up():
             self._time_was_up = True
             sessions.note_time_is_up(self.experiment)
@@ -166,31 +161,8 @@ class OptunaProposer:
 
         The first trial runs in any case: start-up may take what a short limit leaves over.
         """
-        if self._draws_left <= 0:
-            return False
-        return self._next == 0 or not self._time_is_up(max(0, self._repeats.left(self._draws)))
-
-    @property
-    def _draws(self) -> int:
-        """Return how many trials were named that repeat nothing that leads."""
-        return self._next - len(self._repeats)
-
-    @property
-    def _draws_left(self) -> int:
         trials = self.space.budget.trials  # it may have been lowered since
-        return min(trials - self.space.reruns - self._draws, trials - self._next)
-
-    def _repeat(self) -> TrialSpec | None:
-        """Return another run of a leading configuration; None: enough, or no result yet."""
-        if self._repeats.left(self._draws) <= 0 or self._time_is_up():
-            return None
-        if (drawn := self._repeats.next()) is None:
-            return None
-        self._repeats.add("repeat", drawn)
-        name = self._next_name()
-        self.study.add(drawn, TrialState.RUNNING, {"trial": name})
-        trial = self.study.running(self.study.trials()[-1])
-        return self._spec(name, trial, self.space.config(drawn), drawn, "repeat")
+        return self._next < trials and (self._next == 0 or not self._time_is_up())
 
     def _draw(self) -> TrialSpec | None:
         """Ask Optuna for a point to run; None: space or number of trials are used up."""
@@ -199,7 +171,7 @@ class OptunaProposer:
         sampler = self.study.optuna.sampler
         try:
             for attempt in range(REDRAWS + RANDOM_REDRAWS):
-                if self._draws_left <= 0:
+                if self._next >= self.space.budget.trials:
                     return None
                 if attempt == REDRAWS:
                     seed = self.space.seed + self._next
@@ -258,10 +230,10 @@ class OptunaProposer:
         assert trial_record is not None
         self.study.tell(self._running.pop(spec.name), trial_record, self._records)
 
-    def _time_is_up(self, repeats_left: int = 0) -> bool:
+    def _time_is_up(self) -> bool:
         """Return whether another trial does not fit into `budget: total` any more."""
         spent_s = self._spent_s + (time.monotonic() - self._started)
-        return time_is_up(self.space, self._durations, spent_s, repeats_left)
+        return time_is_up(self.space, self._durations, spent_s)
 
     # ---- how a trial goes
     def report(self, spec: TrialSpec, result: Mapping[str, Any]) -> None:
