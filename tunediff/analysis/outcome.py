@@ -59,7 +59,7 @@ class Outcome:
 
     @property
     def samples(self) -> list[TrialRecord]:
-        """Return the runs that show the effect of knobs; repeats of the baseline only show noise."""
+        """Return the runs that show the effect of knobs; further baseline runs only show noise."""
         return [run for run in self.runs if run.role != "repeat"]
 
     @property
