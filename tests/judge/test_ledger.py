@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import uuid
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from tests.judge.test_verify import RUN, WORDS, program  # noqa: F401
 from tunediff import ConfigError, compare
 from tunediff.analysis.online_fdr import level_of
+from tunediff.judge import ledger
 from tunediff.judge.ledger import FILE, RECHECK, Ledger
 
 
@@ -27,7 +29,8 @@ def test_each_comparison_spends_and_each_gain_earns(program, capsys):  # noqa: F
     assert (code, second["ledger"]["number"], second["ledger"]["kept"]) == (10, 2, 1)
     assert second["level"] == pytest.approx(level_of([True], 0.05))
     lines = [json.loads(line) for line in FILE.read_text().splitlines()]
-    assert [(line["event"], line["number"]) for line in lines] == [("begin", 1), ("end", 1), ("begin", 2), ("end", 2)]
+    assert [line["event"] for line in lines] == ["begin", "end", "begin", "end"]
+    assert lines[0]["id"] == lines[1]["id"] != lines[2]["id"] == lines[3]["id"]
     assert compare.main(["--resume", "b", "--quiet"]) == 10
     assert len(FILE.read_text().splitlines()) == 4, "a result that is shown again spends nothing"
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--confirm"]) == 2
@@ -36,27 +39,43 @@ def test_each_comparison_spends_and_each_gain_earns(program, capsys):  # noqa: F
 
 def test_the_head_is_due_after_some_kept_changes_until_it_is_confirmed(program):  # noqa: F811
     def decide(verdict, confirms=False):
-        ledger = Ledger.read()
-        Ledger.read().end(ledger.begin("x", 0.01, confirms), verdict)
+        FILE.parent.mkdir(exist_ok=True)
+        found, key = Ledger.read(), uuid.uuid4().hex
+        found.append("begin", id=key, name="x", level=0.01, head=found.head, confirms=confirms)
+        found.append("end", id=key, verdict=verdict)
         Path("train.py").write_text(Path("train.py").read_text() + "\n")
         subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "x"], check=True)
 
+        return {name: Ledger.read().state(key, 0.05)[name] for name in ("recheck_due", "confirmed")}
+
     first = Ledger.read().head
-    for _ in range(RECHECK):
-        assert not Ledger.read().is_due
-        decide("better")
+    for number in range(RECHECK):
+        assert decide("better") == {"recheck_due": number + 1 == RECHECK, "confirmed": first}
         decide("worse")
-    assert Ledger.read().is_due
-    assert Ledger.read().confirmed == first
-    decide("no significant difference", confirms=True)
-    assert Ledger.read().is_due
+    assert decide("no significant difference", confirms=True) == {"recheck_due": True, "confirmed": first}
     head = Ledger.read().head
-    decide("better", confirms=True)
-    assert (Ledger.read().is_due, Ledger.read().confirmed) == (False, head)
+    assert decide("better", confirms=True) == {"recheck_due": False, "confirmed": head}
 
 
 def test_a_damaged_ledger_is_refused(program):  # noqa: F811
     FILE.parent.mkdir()
-    FILE.write_text('{"event": "begin"}\n')
-    with pytest.raises(ConfigError, match="ledger.jsonl: is damaged: 'number'"):
-        Ledger.read()
+    line = '{"event": "begin", "id": "1", "name": "x", "level": 0.1, "head": null, "confirms": false, "time": 1}\n'
+    for text, why in (('{"event": "begin"}\n', "'id'"), (2 * line, "1 is there twice")):
+        FILE.write_text(text)
+        with pytest.raises(ConfigError, match=f"ledger.jsonl: is damaged: {why}"):
+            Ledger.read()
+
+
+def test_two_that_begin_at_once_are_two_with_levels_of_their_own(program, capsys, monkeypatch):  # noqa: F811
+    """The second one begins after the first has read the ledger and before it is in it."""
+    begin, words = ledger.begin, ["lr=2", "lr=1"]
+
+    def other_first(folder, options):
+        monkeypatch.setattr(ledger, "begin", begin)
+        assert compare.main(["--run", RUN, "lr=1", "lr=3", *WORDS, "--ledger", "--name", "other"]) in (10, 11)
+        begin(folder, options)
+
+    monkeypatch.setattr(ledger, "begin", other_first)
+    _, second = compared(capsys, *words, "--name", "x")
+    assert (second["ledger"]["number"], len(Ledger.read().entries)) == (2, 2)
+    assert second["level"] == pytest.approx(2 * level_of([False], 0.05))

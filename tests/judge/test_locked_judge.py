@@ -8,6 +8,7 @@ import pytest
 
 from tests.judge.test_verify import program, verified  # noqa: F401
 from tunediff import compare
+from tunediff.judge import locked_judge
 
 BOASTS = """
 import argparse, pathlib, random
@@ -51,10 +52,30 @@ def test_the_judge_decides_and_the_second_one_is_shown_at_the_end(boasting, caps
     assert "judge.py: is not the judge that was locked" in verified(capsys, "proof")[1]["folders"][0]["faults"]
 
 
-def test_a_run_that_the_judge_cannot_judge_has_failed(boasting, capsys):
+def test_a_side_cannot_give_the_judge_modules(boasting, capsys):
+    """B writes one beside the judge's copy, and into the working folder."""
+    boasting[0].write_text(f"import json\n{JUDGE}")
+    cheat = "import pathlib, sys\npathlib.Path.read_text = lambda self: '0.01'\n"
+    for place in ("pathlib.Path(options.out).parents[1]", "pathlib.Path()"):
+        Path("train.py").write_text(f"{BOASTS}\nif options.lr > 1: ({place} / 'json.py').write_text({cheat!r})\n")
+        assert compare.main([*WORDS, "--name", f"x{len(place)}", "--judge", str(boasting[0])]) == 11
+
+
+def test_a_second_judge_that_fails_is_noted_beside_the_verdict(boasting, capsys):
+    boasting[1].write_text("raise SystemExit('no data')")
+    assert compare.main([*WORDS, "--holdout", str(boasting[1]), "--out", "proof"]) == 0
+    assert json.loads(capsys.readouterr().out)["holdout_failure"] == "holdout.py: exit code 1: no data"
+    assert verified(capsys, "proof")[0] == 0
+
+
+def test_a_run_that_the_judge_cannot_judge_has_failed(boasting, capsys, monkeypatch):
+    monkeypatch.setattr(locked_judge, "LIMIT_S", 1.0)
     for source, why in (
         ("raise SystemExit('no model')", "judge.py: exit code 1: no model"),
         ("print(1)", "no value of loss"),
+        ("import sys; print('loss: 1', file=sys.stderr)", "no value of loss"),
+        ("print('loss: inf')", "loss is inf; allowed: a finite number"),
+        ("import time; time.sleep(99)", "was ended after 1s"),
     ):
         boasting[0].write_text(source)
         name = f"x{len(source)}"

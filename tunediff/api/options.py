@@ -21,7 +21,7 @@ from tunediff.core.target import Target
 from tunediff.integrations.services import SERVICES
 from tunediff.judge import locked_judge, proof
 from tunediff.judge.frozen_code import sha256
-from tunediff.judge.ledger import Ledger
+from tunediff.judge.ledger import Ledger, own_level
 from tunediff.tuning import at_once
 
 MOST_PAIRS = 12
@@ -124,7 +124,7 @@ class VerdictOptions(TargetOptions):
             "mode": metric.mode,
             "pairs": most,
             "within": pairs.margin(self.within, metric),
-            "level": self._own_level(),
+            "level": self._level(),
             "one_sided": self.one_sided,
             "fixed": self.fixed,
             **({"at_once": len(at_once.run_devices())} if self.parallel else {}),
@@ -146,12 +146,11 @@ class VerdictOptions(TargetOptions):
         locked_judge.lock(self.judge, JUDGE, folder)
         locked_judge.lock(self.holdout, HOLDOUT, folder)
 
-    def _own_level(self) -> float:
-        """Return the level of this comparison; in a ledger «better» alone has what it spends."""
+    def _level(self) -> float:
+        """Return the level of this comparison."""
         if not self.ledger:
             return self.level
-        spent = Ledger.read().level(self.level)
-        return spent if self.one_sided else 2 * spent
+        return own_level(Ledger.read().level(self.level), self)
 
     def _time_content(self, metric: Metric, counted: Counted) -> dict[str, Any]:
         by_time = self.better == "time"

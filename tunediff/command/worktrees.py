@@ -70,7 +70,9 @@ def refuse_others(run: Path, runs_in: Path) -> None:
         return
     files = [Path(line) for line in sorted({*note.read_text(errors="replace").splitlines()})]
     note.unlink()
-    for file in others(files, own, own, own.parents[1]) if own is not None else ():
+    if own is None:
+        return
+    for file in others(files, own, own, own.parents[1]):
         raise ConfigError(
             f"{own.parent.name}: {shown(file)} was loaded, which is not of the revision in"
             f" {shown(own)}: both sides would run it (an editable install, or PYTHONPATH); allowed:"

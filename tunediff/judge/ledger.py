@@ -1,18 +1,23 @@
 """Keep the ledger of a repository: which comparisons were made, at which level, and what came out.
 
 `.tunediff/ledger.jsonl` has a line when a comparison begins, which spends from the error budget,
-and one when it is over. It is to be committed with the changes that it judged.
+and one when it is over. It is to be committed with the changes that it judged; lines that two
+branches have added may follow each other in any order.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tunediff import config as cfg
 from tunediff.analysis import online_fdr, pairs
 from tunediff.analysis.statistics import BETTER
 from tunediff.core.errors import ConfigError
@@ -28,8 +33,8 @@ RECHECK = 5
 class Entry:
     """One comparison of the chain."""
 
-    number: int
-    """From 1."""
+    id: str
+    """Random: comparisons may begin at once, and on two branches."""
     name: str
     level: float
     head: str | None
@@ -46,7 +51,7 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Ledger:
-    """The comparisons of a repository so far, in the order in which they began."""
+    """The comparisons of a repository so far, in the order of their lines."""
 
     file: Path
     entries: list[Entry]
@@ -56,26 +61,21 @@ class Ledger:
     def read(cls, folder: Path | None = None) -> Ledger:
         """Return the ledger of the repository around a folder. Raises `ConfigError`."""
         folder = Path() if folder is None else folder
-        try:
-            top = Path(
-                git(folder, "rev-parse", "--show-toplevel", where="--ledger").decode().strip()
-            )
-        except ConfigError:
-            top = folder.absolute()
-        head = git(top, "rev-parse", "HEAD", where="--ledger", check=False).decode().strip()
-        file, entries = top / FILE, dict[int, Entry]()
+        where = "--ledger"
+        top = git(folder, "rev-parse", "--show-toplevel", where=where, check=False).decode().strip()
+        head = git(folder, "rev-parse", "HEAD", where=where, check=False).decode().strip()
+        file, entries = Path(top or folder.absolute()) / FILE, dict[str, Entry]()
         for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
             try:
                 content = json.loads(line)
-                number = content["number"]
-                if content["event"] == "begin":
-                    names = [field.name for field in dataclasses.fields(Entry)]
-                    known = {name: content[name] for name in names if name in content}
-                    entries[number] = Entry(**known)
+                event, key = content.pop("event"), content["id"]
+                del content["time"]
+                if event == "begin" and key not in entries:
+                    entries[key] = Entry(**content)
+                elif event == "begin":
+                    raise ValueError(f"{key} is there twice")
                 else:
-                    entries[number] = dataclasses.replace(
-                        entries[number], verdict=content["verdict"]
-                    )
+                    entries[key] = dataclasses.replace(entries[key], verdict=content["verdict"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{file}: is damaged: {error}: {line[:60]}") from None
         return cls(file, [*entries.values()], head if len(head) == 40 else None)
@@ -93,67 +93,73 @@ class Ledger:
     @property
     def kept_since_confirmed(self) -> int:
         """Return how many changes were kept since a comparison has last confirmed the head."""
-        kept = 0
-        for entry in self.entries:
-            if entry.confirms and entry.kept:
-                kept = 0
-            elif entry.kept:
-                kept += 1
-        return kept
+        confirming = [n for n, entry in enumerate(self.entries, 1) if entry.confirms and entry.kept]
+        return sum(entry.kept for entry in self.entries[max(confirming, default=0) :])
 
-    @property
-    def is_due(self) -> bool:
-        """Return whether the head is to be compared again with the last confirmed version."""
-        return self.kept_since_confirmed >= RECHECK
-
-    def begin(self, name: str, level: float, confirms: bool) -> int:
-        """Write that a comparison begins; return its number."""
-        number = len(self.entries) + 1
-        line = {"name": name, "level": level, "head": self.head, "confirms": confirms}
-        self._append({"event": "begin", "number": number, **line})
-        return number
-
-    def end(self, number: int, verdict: str) -> None:
-        """Write how a comparison ended, once."""
-        if all(entry.number != number or entry.verdict is None for entry in self.entries):
-            self._append({"event": "end", "number": number, "verdict": verdict})
-
-    def _append(self, content: Mapping[str, Any]) -> None:
-        self.file.parent.mkdir(exist_ok=True)
+    def append(self, event: str, **content: Any) -> None:
+        """Write one line, whole: others may write theirs at the same time."""
+        line = json.dumps({"event": event, **content, "time": round(time.time())})
         with open(self.file, "a", encoding="utf-8") as file:
-            file.write(json.dumps({**content, "time": round(time.time())}) + "\n")
+            file.write(f"{line}\n")
 
-    def state(self, number: int, budget: float) -> dict[str, Any]:
+    def state(self, key: str, budget: float) -> dict[str, Any]:
         """Return what the result of one of its comparisons says of it."""
+        number = [entry.id for entry in self.entries].index(key) + 1
+        since = self.kept_since_confirmed
         return {
             "number": number,
             "budget": budget,
             "rule": online_fdr.RULE,
             "level": self.entries[number - 1].level,
             "kept": sum(entry.kept for entry in self.entries),
-            "kept_since_confirmed": self.kept_since_confirmed,
+            "kept_since_confirmed": since,
             "confirmed": self.confirmed,
-            "recheck_due": self.is_due,
+            "recheck_due": since >= RECHECK,
+            "file": str(self.file),
+            "id": key,
         }
 
 
+@contextmanager
+def _locked(folder: Path | None = None) -> Iterator[Ledger]:
+    """Read the ledger while nobody else writes to it. Raises `ConfigError`."""
+    file = Ledger.read(folder).file
+    file.parent.mkdir(exist_ok=True)
+    with open(file, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield Ledger.read(folder)
+
+
 def begin(folder: Path, options: Any) -> None:
-    """Let the comparison in a new folder spend its level, if it is one of the ledger."""
-    if options.ledger:
-        ledger = Ledger.read()
-        number = ledger.begin(folder.name, ledger.level(options.level), options.confirm)
-        state = {**Ledger.read().state(number, options.level), "file": str(ledger.file)}
-        write_text(folder / pairs.LEDGER, json.dumps(state) + "\n")
+    """Let the comparison in a new folder spend its level, if it is one of the ledger.
+
+    Its rules get the level that the ledger has for it now: others may have begun meanwhile.
+    """
+    if not options.ledger:
+        return
+    with _locked() as ledger:
+        key, level = uuid.uuid4().hex, ledger.level(options.level)
+        rules = cfg.read_yaml(folder / pairs.FILE)
+        write_text(folder / pairs.FILE, cfg.to_yaml({**rules, "level": own_level(level, options)}))
+        line = {"name": folder.name, "level": level, "head": ledger.head}
+        ledger.append("begin", id=key, **line, confirms=options.confirm)
+        state = Ledger.read().state(key, options.level)
+    write_text(folder / pairs.LEDGER, json.dumps(state) + "\n")
+
+
+def own_level(spent: float, options: Any) -> float:
+    """Return the level of a test that spends so much: «better» alone has what a ledger counts."""
+    return spent if options.one_sided else 2 * spent
 
 
 def end(folder: Path) -> None:
-    """Write the verdict of a comparison that is over into its ledger, if it has one."""
+    """Write the verdict of a comparison that is over into its ledger, once, if it has one."""
     found = pairs.read(folder)
-    if found.ledger and found.verdict is not None:
-        top = Path(found.ledger["file"]).parents[1]
-        if not top.is_dir():  # the folder was brought from another machine
-            return
-        number, budget = found.ledger["number"], found.ledger["budget"]
-        Ledger.read(top).end(number, found.verdict)
-        state = {**Ledger.read(top).state(number, budget), "file": found.ledger["file"]}
-        write_text(folder / pairs.LEDGER, json.dumps(state) + "\n")
+    key, top = found.ledger.get("id"), Path(found.ledger.get("file", "/")).parent.parent
+    if key is None or found.verdict is None or not top.is_dir():  # it may be of another machine
+        return
+    with _locked(top) as ledger:
+        if any(entry.id == key and entry.verdict is None for entry in ledger.entries):
+            ledger.append("end", id=key, verdict=found.verdict)
+        state = Ledger.read(top).state(key, found.ledger["budget"])
+    write_text(folder / pairs.LEDGER, json.dumps(state) + "\n")

@@ -7,11 +7,14 @@ the run left there (a command its files, a workload `weights.safetensors`), and 
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,16 +22,17 @@ from tunediff.analysis import pairs
 from tunediff.analysis.pair_test import HOLDOUT, JUDGE
 from tunediff.analysis.pairs import Pairs
 from tunediff.command.metrics import MetricPattern
-from tunediff.core import trial_record
+from tunediff.core import text, trial_record
 from tunediff.core.errors import TunediffError
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.judge.frozen_code import sha256
 from tunediff.tuning.rounds import Proposed, Rounds
 
 LOG = "judge.log"
 """File in the folder of a run with what the judge printed."""
+LIMIT_S = 3600.0
+"""Seconds that a judge may take for one run."""
 R = TypeVar("R", bound=Proposed)
 
 
@@ -44,23 +48,45 @@ def lock(source: Path | None, name: str, folder: Path) -> None:
 
 
 def value_by(judge: Path, digest: str, run: Path, metric: str) -> float:
-    """Return the value that a judge prints of a run. Raises `JudgeError`."""
-    if not judge.is_file() or sha256(judge) != digest:
+    """Return the value that a judge prints of a run. Raises `JudgeError`.
+
+    It runs in a new folder: Python imports from the folder of a script what it finds there, and a
+    side may write into that of the comparison.
+    """
+    content = judge.read_bytes() if judge.is_file() else b""
+    if hashlib.sha256(content).hexdigest() != digest:
         raise JudgeError(f"{judge}: is not the judge that was locked")
-    environment = {**os.environ, "TUNEDIFF_FOLDER": str(run)}
-    done = subprocess.run(
-        [sys.executable, str(judge), str(run)], capture_output=True, text=True, env=environment
-    )
-    with open(run / LOG, "a", encoding="utf-8") as file:
-        file.write(done.stdout + done.stderr)
-    lines = (done.stdout + done.stderr).splitlines()
+    with (
+        tempfile.TemporaryDirectory(prefix="tunediff-judge-") as own,
+        open(run / LOG, "a+b") as log,
+    ):
+        (script := Path(own, judge.name)).write_bytes(content)
+        start = log.seek(0, os.SEEK_END)
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", str(script), str(run.absolute())],
+                cwd=own,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.PIPE,
+                timeout=LIMIT_S,
+                env={**os.environ, "TUNEDIFF_FOLDER": str(run.absolute())},
+            )
+        except subprocess.TimeoutExpired:
+            raise JudgeError(f"{judge.name}: was ended after {text.seconds(LIMIT_S)}") from None
+        log.seek(start)
+        lines = log.read().decode(errors="replace").splitlines()
+        log.write(done.stderr)
     if done.returncode != 0:
-        last = lines[-1] if lines else "it printed nothing"
+        errors = done.stderr.decode(errors="replace").splitlines()
+        last = next(reversed(errors or lines), "it printed nothing")
         raise JudgeError(f"{judge.name}: exit code {done.returncode}: {last}")
     pattern = MetricPattern(metric, None, "--judge")
     found = [value for line in lines if (value := pattern.find(line)) is not None]
-    if not found or found[-1] != found[-1]:
+    if not found:
         raise JudgeError(f"{judge.name}: no value of {metric} in what it printed ({run / LOG})")
+    if not math.isfinite(found[-1]):
+        raise JudgeError(f"{judge.name}: {metric} is {found[-1]}; allowed: a finite number")
     return found[-1]
 
 
@@ -78,16 +104,15 @@ def judged(comparison: Pairs, run: Path, record: TrialRecord | None) -> TrialRec
 
     A run of which it has no value has failed.
     """
-    name, digest = comparison.test.objective, comparison.judges[0]
-    done = (
-        record is None or record.status != "ok" or record.value(comparison.test.metric) is not None
-    )
-    if digest is None or done or not record or not record.points:
+    digest, test = comparison.judges[0], comparison.test
+    if digest is None or record is None or record.status != "ok" or not record.points:
+        return record
+    if record.value(test.metric) is not None:  # a resumed comparison has judged it
         return record
     journal = Journal(run)
     try:
-        value = value_by(comparison.folder / JUDGE, digest, run, name)
-        journal.write("final", steps=record.points[-1].steps, **{name: value})
+        value = value_by(comparison.folder / JUDGE, digest, run, test.objective)
+        journal.write("final", steps=record.points[-1].steps, **{test.objective: value})
     except JudgeError as error:
         journal.end(End("error", str(error)))
     return trial_record.read_trial(run)
@@ -96,16 +121,19 @@ def judged(comparison: Pairs, run: Path, record: TrialRecord | None) -> TrialRec
 def show_holdout(folder: Path) -> None:
     """Let the second judge, if there is one, judge all runs of a comparison that is over.
 
-    Its values decide nothing, and are there only now.
+    Its values, or why it has none, decide nothing, and are there only now.
     """
     comparison = pairs.read(folder)
     digest, file = comparison.judges[1], folder / pairs.HOLDOUT_VALUES
     if digest is None or not comparison.over or file.is_file():
         return
     values: dict[str, list[float]] = {side: [] for side in pairs.SIDES}
-    for run in comparison.test.begun:
-        if run.status == "ok":
-            place = folder / "trials" / run.name
-            name = comparison.test.objective
-            values[run.drawn["side"]].append(value_by(folder / HOLDOUT, digest, place, name))
-    write_text(file, json.dumps(values) + "\n")
+    try:
+        for run in (run for run in comparison.test.begun if run.status == "ok"):
+            place, metric = folder / "trials" / run.name, comparison.test.objective
+            value = value_by(folder / HOLDOUT, digest, place, metric)
+            values[run.drawn["side"]].append(value)
+        content = json.dumps(values)
+    except JudgeError as error:
+        content = json.dumps({"failure": str(error)})
+    write_text(file, content + "\n")

@@ -131,6 +131,8 @@ class ComparisonResult(Result):
     holdout_a_values: list[float]
     """what a second judge says of the runs, shown when it is over: it decided nothing"""
     holdout_b_values: list[float]
+    holdout_failure: str | None
+    """why the second judge has no values; null: it has, or there is none"""
     ledger: LedgerResult | None
     """null: without --ledger"""
     clock: str

@@ -80,7 +80,9 @@ def measured(test: PairTest) -> dict[str, Any]:
 def _ledger(pairs: Pairs) -> LedgerResult | None:
     if not pairs.ledger:
         return None
-    return LedgerResult(**{key: value for key, value in pairs.ledger.items() if key != "file"})
+    return LedgerResult(
+        **{key: value for key, value in pairs.ledger.items() if key not in ("file", "id")}
+    )
 
 
 def _quality(test: PairTest) -> dict[str, Any]:
@@ -129,6 +131,7 @@ def _compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> C
         judge_digest=pairs.judges[0],
         holdout_a_values=pairs.holdout.get("A", []),
         holdout_b_values=pairs.holdout.get("B", []),
+        holdout_failure=pairs.holdout.get("failure"),
         ledger=_ledger(pairs),
         clock=pairs.clocked.kind,
         start_up_share=pairs.clocked.start_up_share,

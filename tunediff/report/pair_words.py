@@ -105,7 +105,8 @@ def _holdout(pairs: Pairs) -> str:
     """Return what the second judge says; '' without one."""
     a, b = (mean(pairs.holdout.get(side, [])) for side in SIDES)
     if a is None or b is None:
-        return ""
+        why = pairs.holdout.get("failure", "")
+        return f"The second judge, which decides nothing, failed: {why}." if why else ""
     return (
         f"The second judge, which decided nothing: {pairs.test.objective} {text.number(a)} for A,"
         f" {text.number(b)} for B."

@@ -9,7 +9,7 @@ import contextlib
 import os
 import sys
 
-_noted = set()
+_noted = {"<frozen>"}
 
 
 def _note(event: str, values: "tuple[object, ...]") -> None:
@@ -25,4 +25,4 @@ def _note(event: str, values: "tuple[object, ...]") -> None:
 sys.addaudithook(_note)
 sys.path.remove(os.path.dirname(__file__))
 del sys.modules["sitecustomize"]
-import sitecustomize  # noqa: E402, F401 – where there is none, Python expects this error
+import sitecustomize  # type: ignore[import-not-found] # noqa: E402, F401 – or this error, which Python expects
