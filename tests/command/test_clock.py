@@ -48,3 +48,27 @@ def test_the_programs_own_seconds_count_and_differences_are_said():
     assert clock.reached(4.1, 8.2), "a program that prints no seconds any more ends by the judge's"
     clock.read("step 2 train_time:9900ms", 10.0)
     assert clock.disagreement is None
+
+
+def resumed(**settings):
+    """Return the clock of a process that was started at 100 s and goes on from second 3."""
+    return CommandClock(100.0, resumed_s=3.0, **settings)
+
+
+def test_a_resumed_clock_goes_on_from_its_checkpoint():
+    assert resumed().elapsed_s(101.0) == 4.0
+    clock = resumed(waits=True)
+    assert clock.elapsed_s(130.0) == 3.0, "its start-up does not count again"
+    clock.read("TUNEDIFF start", 130.0)
+    assert (clock.elapsed_s(131.0), clock.start_up_s(131.0)) == (4.0, 30.0)
+    assert not clock.reached(4.5, 131.0)
+
+
+@pytest.mark.parametrize(("printed", "seconds"), [("1.0", 4.0), ("3.5", 3.5)])
+def test_own_seconds_go_on_whether_the_program_has_saved_its_counter_or_not(printed, seconds):
+    clock = resumed(seconds_line=re.compile(r"train_time:([\d.]+)s"))
+    assert clock.elapsed_s(105.0) == 3.0
+    clock.read(f"train_time:{printed}s", 105.0)
+    assert clock.elapsed_s(105.0) == seconds
+    clock.read("train_time:5.0s", 109.0)
+    assert clock.elapsed_s(109.0) == seconds + 5.0 - float(printed)

@@ -88,3 +88,17 @@ def test_reads_each_record_of_a_file_once(tmp_path, suffix):
         found += [value_in(row, "eval.loss") for row in file.rows()]
         found += [value_in(row, "eval.loss") for row in file.rows()]
     assert found == [3.0, 2.0]
+
+
+def test_what_a_file_held_before_the_program_began_is_no_news(tmp_path):
+    for suffix, old, new in (("json", '{"loss": 9}', '{"loss": 9} '), ("jsonl", '{"loss": 9}\n' * 2, '{"loss": 9}\n')):
+        path = tmp_path / f"results.{suffix}"
+        path.write_text(old)
+        file = MetricFile(path)
+        assert list(file.rows()) == []
+        path.write_text(new)  # the program begins it anew
+        assert [row["loss"] for row in file.rows()] == [9]
+        assert list(file.rows()) == []
+    file = MetricFile(path)
+    path.write_text(new + '{"loss": 8}\n')  # or appends to it
+    assert [row["loss"] for row in file.rows()] == [8]

@@ -22,45 +22,60 @@ class CommandClock:
     """A line at which the clock begins, besides `TUNEDIFF start`."""
     seconds_line: re.Pattern[str] | None = None
     """Lines with the program's own seconds, in its one group."""
+    resumed_s: float = 0.0
+    """Seconds of the clock at the checkpoint from which the process goes on."""
+    waits: bool = False
+    """Whether it stands still at `resumed_s` until its start, since it had one before."""
+    pauses: bool = False
+    """Whether the run has printed `TUNEDIFF pause`."""
     started: float | None = None
     own_s: float | None = None
-    """Seconds that the program has printed last."""
+    """Seconds that the program has printed last, with those before a checkpoint."""
     own_at_s: float = 0.0
     """The judge's seconds at that line."""
+    _before_s: float | None = None
+    """Seconds before the checkpoint that its own do not contain; None: it has printed none yet."""
     _paused_at: float | None = None
     _paused_s: float = 0.0
-    _pauses: bool = False
 
     def read(self, line: str, now: float) -> None:
         """Take note of a line that concerns the clock."""
         text = line.strip()
         begins = self.start_line is not None and self.start_line.search(line) is not None
         if self.started is None and (text == START or begins):
-            self.started, self._paused_s = now, 0.0
-            self._paused_at = None
+            self.start(now)
         elif text == PAUSE and self._paused_at is None:
-            self._paused_at, self._pauses = now, True
+            self._paused_at, self.pauses = now, True
         elif text == GO and self._paused_at is not None:
             self._paused_s += now - self._paused_at
             self._paused_at = None
         if self.seconds_line is not None and (match := self.seconds_line.search(line)):
             unit = 1000.0 if "ms" in line[match.end(1) : match.end(1) + 3] else 1.0
-            self.own_s, self.own_at_s = float(match[1]) / unit, self._judged_s(now)
+            seconds = float(match[1]) / unit
+            if self._before_s is None:  # a counter that begins anew, or one that was saved
+                self._before_s = self.resumed_s if seconds < self.resumed_s else 0.0
+            self.own_s, self.own_at_s = self._before_s + seconds, self._judged_s(now)
+
+    def start(self, now: float) -> None:
+        """Begin to count."""
+        self.started, self._paused_s, self._paused_at, self.waits = now, 0.0, None, False
 
     def elapsed_s(self, now: float) -> float:
         """Return the seconds that count so far: the program's own where it prints them."""
-        return self._judged_s(now) if self.seconds_line is None else self.own_s or 0.0
+        return self._judged_s(now) if self.seconds_line is None else self.own_s or self.resumed_s
 
     def _judged_s(self, now: float) -> float:
+        if self.waits:
+            return self.resumed_s
         until = now if self._paused_at is None else self._paused_at
         begun = self.begun if self.started is None else self.started
-        return max(0.0, until - begun - self._paused_s)
+        return max(0.0, self.resumed_s + until - begun - self._paused_s)
 
     def reached(self, limit_s: float, now: float) -> bool:
         """Return whether the budget is spent, or twice the budget by the judge's clock."""
         if self.seconds_line is None:
             return self._judged_s(now) >= limit_s
-        return (self.own_s or 0.0) >= limit_s or self._judged_s(now) >= 2 * limit_s
+        return self.elapsed_s(now) >= limit_s or self._judged_s(now) >= 2 * limit_s
 
     def remaining_s(self, limit_s: float, now: float) -> float:
         """Return the least seconds until the budget can be spent; while it pauses, all of them."""
@@ -73,7 +88,7 @@ class CommandClock:
             return TRAINING
         if self.started is None:
             return PROCESS
-        return TRAINING if self._pauses else LINE
+        return TRAINING if self.pauses else LINE
 
     def start_up_s(self, now: float) -> float | None:
         """Return the seconds before the clock began; None where it began with the process."""

@@ -24,8 +24,14 @@ class Curve:
         self._limit_s = limit_s
         self._pending: Point | None = None
         self._ready: list[Point] = []
-        self._last_s = 0.0
+        self.last_s = 0.0
+        """Seconds of the last point that was complete."""
         self.latest: Point | None = None
+
+    def resume(self, latest: Point | None, last_s: float) -> None:
+        """Go on where an earlier process had this value and this last complete point."""
+        self.latest, self.last_s = latest, last_s
+        self._pending = latest if latest is not None and latest.train_s > last_s else None
 
     def add(self, point: Point) -> None:
         """Take the next value, as a point whose index and fraction are set here."""
@@ -40,9 +46,9 @@ class Curve:
     def _complete(self) -> None:
         point, self._pending = self._pending, None
         assert point is not None
-        if self._limit_s is not None or point.train_s >= GROWTH * self._last_s:
+        if self._limit_s is not None or point.train_s >= GROWTH * self.last_s:
             self._ready.append(point)
-            self._last_s = point.train_s
+            self.last_s = point.train_s
 
     def take(self, elapsed_s: float) -> list[Point]:
         """Return the points to whose share nothing can be added any more, each once."""

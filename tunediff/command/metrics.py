@@ -100,55 +100,94 @@ class Reduction:
         if not (kind == "mean" and whole) and (colon or kind not in ("last", "min", "max")):
             raise ConfigError(f"{where}: {text!r} is not allowed; allowed: {REDUCTIONS}")
         self.kind = kind
-        self._values: deque[float] = deque(maxlen=int(count) if whole else 1)
+        self.values: deque[float] = deque(maxlen=int(count) if whole else 1)
 
     def add(self, value: float) -> float:
         """Take the next value; return the one that counts now."""
-        if self.kind in ("min", "max") and self._values:
-            before = self._values[-1]
+        if self.kind in ("min", "max") and self.values:
+            before = self.values[-1]
             # NaN stays: min and max of NaN would depend on the order of their arguments
             if math.isnan(before) or math.isnan(value):
                 value = math.nan
             else:
                 value = min(before, value) if self.kind == "min" else max(before, value)
-        self._values.append(value)
-        return math.fsum(self._values) / len(self._values)
+        self.values.append(value)
+        return self.value
+
+    @property
+    def value(self) -> float:
+        """Return the value that counts so far; NaN before the first."""
+        return math.fsum(self.values) / len(self.values) if self.values else math.nan
 
 
 class MetricFile:
-    """Reads metrics from a file that the program writes: JSON, JSON lines or CSV."""
+    """Reads metrics from a file that the program writes: JSON, JSON lines or CSV.
 
-    def __init__(self, path: Path) -> None:
+    What is there before the program starts is of another run, or of a process before a checkpoint,
+    and is no news. A program may append to it or begin it anew.
+    """
+
+    def __init__(self, path: Path, read: int = 0, folder: Path | None = None) -> None:
+        """`read`: characters that were read at the checkpoint from which the run goes on. A file in
+        `folder`, that of the run, is cut back to them: a killed process may have written more."""
         self.path = path
-        self._read: tuple[int, int] | None = None
-        self._rows = 0
+        is_own = folder is not None and path.is_relative_to(folder)
+        if is_own and path.is_file():
+            if read == 0:
+                path.unlink()
+            elif path.suffix != ".json":
+                path.write_text(path.read_text(errors="replace")[:read])
+        self._state: tuple[int, int, int] | None = None
+        self._text = self._news() or ""
+        self._is_foreign = not is_own
+        """Whether its text is what another run has left."""
+
+    @property
+    def position(self) -> int:
+        """Return the characters whose records were read."""
+        return len(self._text)
 
     def rows(self) -> Iterator[Mapping[str, Any]]:
         """Yield the records that are new since the last call; none of a half-written file."""
+        state = self._state
+        text = self._news()
+        is_json = self.path.suffix == ".json"
+        # A program may write all of it again, and has not come to anything new then
+        if text is None or (not (is_json or self._is_foreign) and self._text.startswith(text)):
+            return
+        is_longer = text.startswith(self._text) and text != self._text
+        try:
+            rows = parsed(text, len(self._text) if is_longer else 0, self.path.suffix)
+        except ValueError:
+            self._state = state
+            return
+        self._text, self._is_foreign = text, False
+        yield from rows
+
+    def _news(self) -> str | None:
+        """Return the file's complete lines if it was written since the last call."""
         try:
             status = self.path.stat()
-            state = status.st_mtime_ns, status.st_size
-            if state == self._read:
-                return
-            rows = parsed(self.path.read_text(errors="replace"), self.path.suffix)
-        except (OSError, ValueError):
-            return
-        self._read = state
-        if self.path.suffix == ".json":  # one record, written again
-            yield from rows[-1:]
-        else:
-            yield from rows[self._rows :]
-        self._rows = len(rows)
+            state = status.st_mtime_ns, status.st_size, status.st_ino
+            if state == self._state:
+                return None
+            text = self.path.read_text(errors="replace")
+        except OSError:
+            return None
+        self._state = state
+        return text if self.path.suffix == ".json" else text[: text.rfind("\n") + 1]
 
 
-def parsed(text: str, suffix: str) -> list[Mapping[str, Any]]:
-    """Return the records of a file. Raises `ValueError` for text that cannot be read."""
+def parsed(text: str, known: int, suffix: str) -> list[Mapping[str, Any]]:
+    """Return the records of a file behind the first `known` characters; of JSON the last one, which
+    is written again. Raises `ValueError` for text that cannot be read."""
     if suffix == ".csv":
-        return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+        names = text.partition("\n")[0] + "\n" if known else ""
+        return list(csv.DictReader(io.StringIO(names + text[known:])))
     if suffix == ".json":
         content = json.loads(text)
-        return content if isinstance(content, list) else [content]
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
+        return content[-1:] if isinstance(content, list) else [content]
+    return [json.loads(line) for line in text[known:].splitlines() if line.strip()]
 
 
 def value_in(record: Mapping[str, Any], name: str) -> float | None:

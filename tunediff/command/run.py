@@ -26,6 +26,26 @@ OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", 
 
 
 @dataclasses.dataclass(frozen=True)
+class State:
+    """What is known of a run at a checkpoint, and what another process needs to go on."""
+
+    train_s: float
+    values: int
+    """How many values there were."""
+    reduced: list[str]
+    """Those that the reduction still needs; NaN among them is no number of JSON."""
+    point: Mapping[str, Any] | None
+    """The last value as a point; None: there was no finite one."""
+    curve_s: float
+    """Seconds of the last point of the curve before it."""
+    position: int
+    """Characters of the file of metrics that were read."""
+    started: bool
+    """Whether the clock began at a line."""
+    pauses: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class CommandRun:
     """What one run needs; `folder` is its own, and stays with its results."""
 
@@ -40,8 +60,8 @@ class CommandRun:
     threads: int | None = None
     ends_at_first: bool = False
     """Whether the first value is enough, as for a check."""
-    resumed_s: float | None = None
-    """Seconds of the clock at the checkpoint that it goes on from; None: it begins anew."""
+    resumed: State | None = None
+    """What was known at the checkpoint that it goes on from; None: it begins anew."""
 
     @property
     def limit_s(self) -> float | None:
@@ -68,7 +88,7 @@ class CommandRun:
             "TUNEDIFF_SEED": self.seed,
             "TUNEDIFF_FOLDER": self.folder,
             "TUNEDIFF_BUDGET_S": self.budget_s,
-            "TUNEDIFF_RESUME": int(self.resumed_s is not None),
+            "TUNEDIFF_RESUME": int(self.resumed is not None),
             "MASTER_PORT": port,
             "PYTHONUNBUFFERED": 1,  # a process that is killed would lose its last lines
             # equally cold for every run: a warm cache would favour whichever comes later
@@ -84,11 +104,10 @@ class CommandRun:
 
 @dataclasses.dataclass(frozen=True)
 class Left:
-    """A line `CHECKPOINT path` or `ARTIFACT path`."""
+    """A line `CHECKPOINT path`, with what is known there, or `ARTIFACT path`."""
 
     path: str
-    artifact: bool
-    train_s: float
+    state: State | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,15 +136,13 @@ class RunReader:
         """`begun`: when the process was started, on a monotonic clock."""
         definition = run.definition
         self.run, self.clock, self.curve = run, definition.clock(begun), Curve(run.limit_s)
-        self.clock.begun -= run.resumed_s or 0.0
-        self._begun = begun
         self._pattern = MetricPattern(definition.objective, definition.pattern, "pattern")
         self._reduction = Reduction(definition.reduce, "reduce")
         self._target = definition.condition
         self._file: MetricFile | None = None
         if definition.metrics is not None:
             path = Path(definition.folder) / definition.metrics.format(folder=run.folder)
-            self._file = MetricFile(path)
+            self._file = MetricFile(path, run.resumed.position if run.resumed else 0, run.folder)
         self._others: dict[str, float] = {}
         self.left: list[Left] = []
         self.values, self.value = 0, math.nan
@@ -133,13 +150,42 @@ class RunReader:
         self.first_at: float | None = None
         self.target_met = False
         self.out_of_memory = False
+        if run.resumed is not None:
+            self._resume(run.resumed)
+
+    def _resume(self, state: State) -> None:
+        """Go on where an earlier process was at its checkpoint."""
+        self.clock.resumed_s, self.clock.pauses = state.train_s, state.pauses
+        self.clock.waits = state.started
+        self._reduction.values.extend(map(float, state.reduced))
+        self.values, self.value = state.values, self._reduction.value
+        point = None if state.point is None else Point.of(state.point)
+        self.curve.resume(point, state.curve_s)
+        if point is not None:
+            self._others = {k: v for k, v in point.metrics.items() if k != self._pattern.name}
+
+    def _state(self, now: float) -> State:
+        """Return what another process needs to go on from here."""
+        self.read_file(now)
+        latest = self.curve.latest
+        return State(
+            train_s=self.clock.elapsed_s(now),
+            values=self.values,
+            reduced=[*map(str, self._reduction.values)],
+            point=None if latest is None else latest.flat,
+            curve_s=self.curve.last_s,
+            position=0 if self._file is None else self._file.position,
+            started=self.clock.waits or self.clock.started is not None,
+            pauses=self.clock.pauses,
+        )
 
     def read(self, line: str, now: float) -> None:
         """Take note of a line."""
         self.clock.read(line, now)
         word, _, path = line.strip().partition(" ")
         if word in ("ARTIFACT", "CHECKPOINT") and path:
-            self.left.append(Left(path.strip(), word == "ARTIFACT", self.clock.elapsed_s(now)))
+            state = self._state(now) if word == "CHECKPOINT" else None
+            self.left.append(Left(path.strip(), state))
         self.out_of_memory |= any(sign in line for sign in OUT_OF_MEMORY)
         values = declared(line)
         self._others |= {
@@ -162,6 +208,8 @@ class RunReader:
                 self._add(value, now)
 
     def _add(self, value: float, now: float) -> None:
+        if self.clock.waits:  # it was resumed, and trains
+            self.clock.start(now)
         seconds = self.clock.elapsed_s(now)
         enough = self.target_met or (self.run.ends_at_first and self.values > 0)
         if enough or seconds > (self.run.limit_s or math.inf):
@@ -193,11 +241,11 @@ class RunReader:
         """Return which seconds counted."""
         clock, seconds = self.clock, self.clock.elapsed_s(now)
         if (before_s := clock.start_up_s(now)) is None:
-            before_s = (self.first_at or now) - self._begun
+            before_s = (self.first_at or now) - clock.begun
         at_budget = self.run.definition.outcome == "budget"
         is_early = ended_itself and at_budget and seconds < (self.run.limit_s or 0.0)
         early_s = seconds if is_early else None
-        return Clocked(clock.kind, now - self._begun, before_s, clock.disagreement, early_s)
+        return Clocked(clock.kind, now - clock.begun, before_s, clock.disagreement, early_s)
 
 
 def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Iterator[Event]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.command.run import Clocked, CommandRun, Left, execute
+from tunediff.command.run import Clocked, CommandRun, Left, State, execute
 from tunediff.command.workload import CommandSystems, CommandWorkload
 from tunediff.config import Values
 from tunediff.core import machine, trial_record
@@ -76,16 +76,18 @@ def events(
     """
     journal = Journal(run.folder)
     starts = sum(line["event"] == "start" for line in trial_record.events(run.folder))
-    if starts > 1 and resumable_s(run.folder) is None:
+    if (state := resumable(run.folder)) is not None:
+        journal.resumed(state.values)
+    elif starts > 1:
         journal.restarted(INTERRUPTED)
     device = "cuda" if run.devices else "cpu"
     journal.write("worker", device=device, threads=run.threads or os.cpu_count())
     progress = ProgressFile(run.folder)  # for the console, where a run prints no value for long
-    run = dataclasses.replace(run, resumed_s=resumable_s(run.folder))
+    run = dataclasses.replace(run, resumed=state)
     progress.part("train")
     for event in execute(run, stopped):
         if isinstance(event, Left):
-            journal.write(CHECKPOINT_EVENT, **vars(event))
+            journal.write(CHECKPOINT_EVENT, **dataclasses.asdict(event))
         elif isinstance(event, Clocked):
             journal.write(CLOCK_EVENT, **vars(event))
         else:
@@ -106,15 +108,18 @@ def command_line(config: CommandSystems) -> str:
     return line if folder == Path.cwd() else f"cd {shlex.quote(str(folder))} && {line}"
 
 
-def resumable_s(folder: Path) -> float | None:
-    """Return the seconds at the last checkpoint of a run without an end; None: it begins anew."""
-    seconds = None
+def resumable(folder: Path) -> State | None:
+    """Return what was known at the last checkpoint of a run without an end; None: it begins anew.
+
+    This is all that a process which goes on knows of those before it.
+    """
+    state = None
     for line in trial_record.events(folder):
-        if line["event"] == CHECKPOINT_EVENT and not line["artifact"]:
-            seconds = float(line["train_s"])
+        if line["event"] == CHECKPOINT_EVENT and line.get("state"):
+            state = State(**line["state"])
         elif line["event"] in ("restarted", "end"):
-            seconds = None
-    return seconds
+            state = None
+    return state
 
 
 def artifacts(folder: Path) -> list[Path]:
@@ -125,5 +130,5 @@ def artifacts(folder: Path) -> list[Path]:
             lines = []
         elif line["event"] == CHECKPOINT_EVENT:
             lines.append(line)
-    chosen = [line for line in lines if line["artifact"]] or lines[-1:]
+    chosen = [line for line in lines if line.get("state") is None] or lines[-1:]
     return [folder / path for path in dict.fromkeys(line["path"] for line in chosen)]

@@ -72,12 +72,18 @@ class Journal:
             self.write("restarted", reason=reason or "no checkpoint")
         return again
 
+    def resumed(self, steps: int) -> None:
+        """Write that the training goes on behind so many steps: points behind them are void."""
+        self.write("resumed", steps=steps)
+
     def _written(self) -> set[tuple[int, int]]:
         """Return (index, steps) of the points since the last restart, which voids the others."""
         written: set[tuple[int, int]] = set()
         for line in events(self.folder):
             if line["event"] == "restarted":
                 written.clear()
+            elif line["event"] == "resumed":
+                written = {(index, steps) for index, steps in written if steps <= line["steps"]}
             elif line["event"] == "point":
                 written.add((line["index"], line["steps"]))
         return written

@@ -8,6 +8,7 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `about`: data and model.
 - `restarted`: the training begins at its first step although an earlier attempt had come
   further, or had ended for a reason outside of the trial, with the reason.
+- `resumed`: a command goes on from its checkpoint; points of more values than there are void.
 - `unread`: knobs that the training never read.
 - `loaded`: the fingerprint, once the modules have been loaded that a file imports by name.
 - `point`: one evaluation.
@@ -298,6 +299,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             points[event["index"]] = Point.of(event)
             if (why := str(event.get("capture", ""))).startswith(REFUSED):
                 record.not_effective = record.not_effective | {"compile.capture": why}
+        elif kind == "resumed":
+            points = {i: point for i, point in points.items() if point.steps <= event["steps"]}
         elif kind == "restarted":
             points, final = {}, {}
             record.end, record.ended = None, 0.0
