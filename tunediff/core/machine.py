@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import math
 import os
 import re
-import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tunediff.core.errors import ConfigError
-
-log = logging.getLogger(__name__)
 
 PART = "TUNEDIFF_CPUS"
 """Environment variable of `--cpus`: the most cores to use, in every process started from here."""
@@ -30,8 +26,7 @@ TORCH_DEFAULT_THREADS: int | None = (
 SPINS = "GOMP_SPINCOUNT"
 """Environment variable that torch's threads read when torch is first imported."""
 
-WSL, DEVICES = Path("/usr/lib/wsl/lib"), Path("/dev")
-"""Folder of the driver's files in Linux under Windows, and of devices."""
+DEVICES = Path("/dev")
 
 
 def limit_spinning() -> None:
@@ -73,39 +68,19 @@ def _affinity() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def quota(
-    mounted: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")
-) -> float:
-    """Return the CPU seconds per second that this process's cgroups allow; inf: no limit.
-
-    Inside a container the path in `groups` may be that of the host, which does not exist there;
-    then the root is the container's own group.
-    """
-    allowed = math.inf
-    with contextlib.suppress(OSError):  # not Linux
-        for line in groups.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "cpu" not in controllers.split(","):
-                continue
-            root = mounted / "cpu" if controllers else mounted
-            group = root / path.strip("/")
-            above = [folder for folder in (group, *group.parents) if folder.is_relative_to(root)]
-            allowed = min([allowed, *map(_limit, above)])
-    return allowed
-
-
-def _limit(group: Path) -> float:
-    """Read a group's limit. v2: `cpu.max`, `200000 100000` or `max 100000`; v1: two files."""
-    try:
+def quota(group: Path = Path("/sys/fs/cgroup")) -> float:
+    """Return the CPU seconds per second that the control group of a container allows; inf: no
+    limit. Version 2 has `cpu.max`, such as `200000 100000`; version 1 has two files."""
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
         if (both := group / "cpu.max").exists():
             limit, period = both.read_text().split()
         else:
-            limit = (group / "cpu.cfs_quota_us").read_text()
-            period = (group / "cpu.cfs_period_us").read_text()
-        share = int(limit) / int(period)
-    except (OSError, ValueError, ZeroDivisionError):
-        return math.inf
-    return share if share > 0 else math.inf
+            limit, period = (
+                (group / f"cpu/cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
+            )
+        if (share := int(limit) / int(period)) > 0:
+            return share
+    return math.inf
 
 
 HALVES = {
@@ -134,81 +109,23 @@ def gpus() -> list[str]:
 
     A part of a GPU that MIG has split is one where `CUDA_VISIBLE_DEVICES` names it.
     """
-    return visible(cards(), os.environ.get(VISIBLE))
-
-
-def visible(cards: Sequence[str], chosen: str | None) -> list[str]:
-    """Return which GPUs `CUDA_VISIBLE_DEVICES=chosen` leaves; `cards`: UUIDs, '' if unknown.
-
-    As the CUDA driver reads it (CUDA C++ Programming Guide, environment variables): the list ends
-    at the first entry that names no device or that names it in another way than the first entry
-    does. If a device is named twice, none is visible.
-    """
-    if chosen is None:
-        return [str(index) for index in range(len(cards))]
-    devices: list[str] = []
-    for word in map(str.strip, chosen.split(",") if cards else ()):
-        same_form = word.isdigit() == (devices or [word])[0].isdigit()
-        if not same_form or not any(_names(word, index, card) for index, card in enumerate(cards)):
-            break
-        if word in devices:
-            return []
-        devices.append(word)
-    return devices
-
-
-def _names(word: str, index: int, uuid: str) -> bool:
-    """Return whether `word` names this GPU, by index or (shortened) UUID, or a part of some GPU."""
-    if word.isdigit():
-        return int(word) == index
-    is_uuid = word.startswith("GPU-") and (not uuid or uuid.startswith(word))
-    return is_uuid or word.startswith("MIG-")
-
-
-def nvidia_smi() -> str | None:
-    """Return the path of nvidia-smi; Windows installs it where its Linux may not look."""
-    path = os.pathsep.join((os.environ.get("PATH", os.defpath), str(WSL)))
-    return shutil.which("nvidia-smi", path=path)
+    chosen, number = os.environ.get(VISIBLE), cards()
+    if chosen is None or not number:
+        return [str(index) for index in range(number)]
+    words = [word.strip() for word in chosen.split(",")]
+    return [word for word in words if word and word != "-1"]
 
 
 @functools.lru_cache(maxsize=1)
-def cards() -> tuple[str, ...]:
-    """List the UUIDs of the GPUs by nvidia-smi, which omits those that a container or a batch
-    system hides. Where it is missing or fails, each device file is one, of unknown UUID."""
-    if (command := nvidia_smi()) is not None:
-        # Without a driver it fails, and with a broken one it may hang.
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(
-                [command, "--list-gpus"], capture_output=True, text=True, timeout=60, check=True
-            )
-            return tuple(re.findall(r"UUID: (GPU-[^)\s]+)", done.stdout))
-    return ("",) * len(list(DEVICES.glob("nvidia[0-9]*")))
-
-
-def unused() -> str:
-    """Return why an NVIDIA GPU that seems present is not used, unless that was asked; or ''."""
-    if cards() or os.environ.get(VISIBLE) is not None or not (traces := signs()):
-        return ""
-    smi = "nvidia-smi lists none" if nvidia_smi() is not None else "there is no nvidia-smi"
-    return (
-        f"there seems to be an NVIDIA GPU ({', '.join(traces)}), but {smi}:"
-        " all runs on the CPU. Start the container with its GPUs, or install the driver;"
-        " --gpus 0 says that it shall be so"
-    )
-
-
-def signs(root: Path = Path("/")) -> list[str]:
-    """Return the traces of an NVIDIA GPU: devices, a driver, or a request in the environment."""
-    patterns = (
-        "dev/nvidia[0-9]*",
-        "dev/nvidiactl",
-        "proc/driver/nvidia/version",
-        "usr/lib/wsl/lib/libcuda.so*",
-    )
-    traces = [path for pattern in patterns for path in sorted(root.glob(pattern))[:1]]
-    request = os.environ.get("NVIDIA_VISIBLE_DEVICES", "")
-    requested = [] if request in ("", "void", "none") else [f"NVIDIA_VISIBLE_DEVICES={request}"]
-    return [*(f"/{path.relative_to(root)}" for path in traces), *requested]
+def cards() -> int:
+    """Return the number of GPUs by nvidia-smi, which omits those that a container or a batch
+    system hides. Where it is missing or fails, each device file is one."""
+    # Without a driver it fails, and with a broken one it may hang.
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        command = ["nvidia-smi", "--list-gpus"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return len(re.findall(r"UUID: GPU-", done.stdout))
+    return len(list(DEVICES.glob("nvidia[0-9]*")))
 
 
 def take(cpus: int | None, count: int | None) -> None:

@@ -31,8 +31,6 @@ def check(args: MachineOptions) -> None:
     """Apply the options. Raises `ConfigError` for more than there is."""
     args.address = args.address or os.environ.get("RAY_ADDRESS")
     if args.address is None:
-        if (why := machine.unused()) and args.gpus != 0:
-            log.warning(why)
         machine.take(args.cpus, args.gpus)
         return
     if not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):

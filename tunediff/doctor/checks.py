@@ -58,10 +58,6 @@ def gpus(storage: Path) -> Finding:
         names = ", ".join(torch.cuda.get_device_properties(index).name for index in range(seen))
         return Finding("ok", f"{names}; {build}", f"{seen} at once")
     hidden = os.environ.get(machine.VISIBLE)
-    if hidden is None and (signs := machine.signs()):
-        found = f"{', '.join(signs)}, but no GPU that can be used ({build})"
-        means = "a search would run on the CPU: give the container its GPUs, or install the driver"
-        return Finding("missing", found, means)
     why = f"{machine.VISIBLE}={hidden} hides all" if hidden is not None else build
     return Finding("weak", f"none; {why}", "small networks and images only")
 
