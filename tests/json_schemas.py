@@ -17,7 +17,7 @@ OUTPUTS = Path(tunediff.__file__).parent / "schemas"
 """JSON Schemas of what commands print, `search-output.json` of `search --json`."""
 MODELS = {"search": SearchResult, "compare": ComparisonResult}
 """Models by command; the other schemas are written by hand."""
-NAMES = sorted(path.stem for path in OUTPUTS.glob("*-output.json") if path.stem != "progress-output")
+NAMES = sorted(path.stem for path in OUTPUTS.glob("*-output.json"))
 
 
 class _WithoutTitles(GenerateJsonSchema):

@@ -388,23 +388,6 @@ def test_compare_warns_of_load_and_of_what_nobody_reads(measured, capsys, check_
     assert "] WARNING: other processes use 63% of the cores: " in out
 
 
-def test_compare_progress_jsonl_is_an_object_per_line_on_stderr(backend, measured, capsys):
-    words = ["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x", "--seed", "500", "--progress", "jsonl"]
-    assert compare.main(words) == 0
-    out, error = capsys.readouterr()
-    assert out.startswith("comparison: x\n")
-    events = [json.loads(line) for line in error.splitlines()]
-    assert all({"event", "elapsed_s", "phase", "text"} <= event.keys() for event in events)
-    starts, ends, looks = ([one for one in events if one["event"] == kind] for kind in ("start", "end", "pair"))
-    began = [(one["trial"], one["side"], one["seed"]) for one in starts]
-    assert began[:2] == [("t0000", "A", 500), ("t0001", "B", 500)]
-    assert len(starts) == len(ends) == 6
-    assert {one["status"] for one in ends} == {"ok"}
-    assert all(0.5 < one["value"] < 3 for one in ends)
-    assert [(one["pairs"], one["verdict"]) for one in looks] == [(1, None), (2, None), (3, "better")]
-    assert looks[-1]["ratio_low"] < looks[-1]["ratio"] < looks[-1]["ratio_high"]
-
-
 def test_changes_of_side_b_replace_knobs_of_a():
     with pytest.raises(TunediffError, match="nothing runs in this test"):
         run_comparison(("digits", {"optimizer.lr": 1e-3}, "loader.workers=0"), {"optimizer.lr": 3e-3}, name="x")

@@ -30,7 +30,7 @@ def work(content, lines):
     """Spoil the process, report, and return the content."""
     torch.set_default_dtype(torch.float64)
     os.environ["SPOILED"] = "1"
-    lines.say("half-way", "point", value=1)
+    lines.say("half-way")
     lines.aside.say("aside")
     logging.getLogger("tunediff.training.x").warning("a %s", "warning")
     return content, os.getpid()

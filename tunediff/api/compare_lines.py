@@ -7,21 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis.pairs import Pairs
 from tunediff.api.compare_setup import Say
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listener
 from tunediff.report.trial_warnings import TrialWarnings
-from tunediff.report.words import effects
-
-
-def look_fields(now: Pairs) -> dict[str, Any]:
-    """Return what the pairs so far tell, for JSON lines."""
-    return {
-        "pairs": now.look.rounds, "verdict": now.verdict if now.over else None,
-        **effects(now.look.differences[0], now.look.ratios),
-    }  # fmt: skip
 
 
 def _words(drawn: Mapping[str, Any]) -> str:
@@ -41,23 +31,15 @@ class RunLines(Listener):
         self._warnings = TrialWarnings(runs, say)
 
     def start(self, trial: str, content: Mapping[str, Any]) -> None:
-        words = _words(content)
-        self._say(f"{words} start", "start", **self._fields(trial, content))
-        self._show(0, words)
+        self._show(0, _words(content))
 
     def end(self, trial: str, content: Mapping[str, Any]) -> None:
         run, words = record.read_trial(self._folder / "trials" / trial), _words(content)
         if run is not None:
             self._warnings.look_at(words, run)
             words = "  ".join([words, *filter(None, self._ended(run))])
-            value = run.value(cfg.of(run.configuration).objective.name)
-            fields = {"status": run.status, "reason": run.reason, "value": value}
-            self._say(words, "end", **self._fields(trial, content), **fields)
+            self._say(words)
         self._show(0, words)
-
-    @staticmethod
-    def _fields(trial: str, content: Mapping[str, Any]) -> dict[str, Any]:
-        return {"trial": trial, "side": content["side"], "seed": content["seed"]}
 
     @staticmethod
     def _ended(run: record.TrialRecord) -> list[str]:

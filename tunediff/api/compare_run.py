@@ -7,13 +7,13 @@ import functools
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tunediff.analysis import pairs
 from tunediff.analysis.pairs import Pairs
 from tunediff.api import command_setup, compare_folder, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
-from tunediff.api.compare_lines import RunLines, look_fields
+from tunediff.api.compare_lines import RunLines
 from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.api.options import check_only_reproduces
 from tunediff.command import comparison as command_runs
@@ -110,15 +110,11 @@ def _run_shown(folder: Path, options: AnyOptions, lines: EventLines, listeners: 
     """Run pairs until it is decided, and say how far it is."""
     heart = Heartbeat(folder, lines.say)  # reads what has ended, once
 
-    def say(message: str, event: str = "message", **fields: Any) -> None:
-        if event == "start":
-            heart.workers_requested()
-        # people read how a run ended; the heartbeat says what goes on
-        if event != "start" or lines.as_json:
-            lines.say(message, event, **fields)
-            heart.beat()
+    def say(message: str) -> None:
+        lines.say(message)
+        heart.beat()
 
-    with contextlib.nullcontext() if lines.quiet else heart:
+    with contextlib.nullcontext() if lines.quiet else heart, listeners.with_listeners(heart):
         _run(pairs.read(folder), options, say, listeners)
 
 
@@ -222,7 +218,7 @@ def _rounds(comparison: Pairs, make: rounds.MakeRun[R], say: Say) -> rounds.Roun
         # a resumed one passes over the pairs that it has
         if now.runs and (words := pair_words.so_far(now)) != last_words[-1]:
             last_words.append(words)
-            say(words, "pair", **look_fields(now))
+            say(words)
 
     def over() -> bool:
         now = pairs.read(folder)

@@ -103,8 +103,3 @@ class PrintingOptions(JsonOptions):
     """How a command prints its progress and its result."""
 
     quiet: bool = option(False, "print the result only", short="-q")
-    progress: str = option(
-        "text",
-        "how far it is: text (on stderr with --json), or jsonl, a JSON object per line on stderr",
-        choices=("text", "jsonl"),
-    )

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from tqdm import tqdm
 
@@ -145,59 +145,44 @@ class ProgressOptions(Protocol):
 
     quiet: bool
     json: bool
-    progress: str
 
 
 @dataclasses.dataclass(frozen=True)
 class EventLines:
-    """Where and how a command's lines go: text, or JSON objects with `--progress jsonl`.
+    """Where and how a command's lines go.
 
-    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, as JSON
-    lines, and by calls from Python; `logged` by these in a program that shows its log.
+    On stdout, beside the result; on stderr with `--json`, whose result is alone on stdout, and by
+    calls from Python; `logged` by these in a program that shows its log.
     """
 
     quiet: bool = False
     on_stderr: bool = False
-    as_json: bool = False
     logged: bool = False
     begun: float = dataclasses.field(default_factory=time.monotonic)
-    """Monotonic time from which `elapsed_s` counts: that at which the command or the call began."""
+    """Monotonic time from which lines count: that at which the command or the call began."""
 
     @classmethod
     def of(cls, args: ProgressOptions) -> EventLines:
         """Return what the options of a command ask for."""
-        as_json = args.progress == "jsonl"
-        return cls(args.quiet, args.json or as_json, as_json, begun=command_began())
+        return cls(args.quiet, args.json, begun=command_began())
 
     @property
     def aside(self) -> EventLines:
         """Return the same lines on stderr."""
         return dataclasses.replace(self, on_stderr=True)
 
-    def say(
-        self, message: str, event: str = "message", *, timed: bool = True, **fields: Any
-    ) -> None:
-        """Print one line, without its time if not `timed`; for the other arguments see `line`."""
-        line = self.line(message, event, **fields) if timed or self.as_json else message
+    def say(self, message: str, timed: bool = True) -> None:
+        """Print one line, without its time if not `timed`."""
         with contextlib.suppress(OSError):  # the terminal was closed; the work goes on
-            self.print(line)
+            self.print(self.line(message) if timed else message)
 
-    def line(self, message: str, event: str = "message", phase: str = "", **fields: Any) -> str:
-        """Return a line: `[ 1m17s] message`, or an object (`event`, `elapsed_s`, `phase`, `text`).
+    def line(self, message: str, phase: str = "") -> str:
+        """Return a line: `[ 1m17s] message`.
 
         `phase`: what the command does, such as `confirm`; '' for its main work.
         """
-        elapsed_s = time.monotonic() - self.begun
-        if self.as_json:
-            content = {
-                "event": event,
-                "elapsed_s": round(elapsed_s, 3),
-                "phase": phase,
-                **fields,
-                "text": message.strip(),
-            }
-            return json.dumps(text.finite(content), allow_nan=False, default=str)
-        return f"[{phase}{' ' * bool(phase)}{text.seconds(elapsed_s):>6}] {message}"
+        elapsed = text.seconds(time.monotonic() - self.begun)
+        return f"[{phase}{' ' * bool(phase)}{elapsed:>6}] {message}"
 
     def print(self, line: str) -> None:
         """Print a line that `line` has made. Raises `OSError` where nobody reads."""
@@ -212,7 +197,7 @@ class EventLines:
         if self.quiet or not visible:
             yield
             return
-        bars = sys.stderr.isatty() and not (self.logged or self.as_json)
+        bars = sys.stderr.isatty() and not self.logged
         with subscribe(_Bar() if bars else _Lines(lambda line: self.aside.say(line, timed=False))):
             yield
 

@@ -90,16 +90,13 @@ class Console(Listener):
         return {trial.name: trial for trial in record.read_trials(search)} | trials
 
     # ---- printing
-    def say(self, message: str, event: str = "message", **fields: Any) -> None:
-        """Print a line with the seconds since the start, unless quiet.
-
-        event, fields: the same content as values, for JSON lines.
-        """
+    def say(self, message: str) -> None:
+        """Print a line with the seconds since the start, unless quiet."""
         if self.quiet:
             return
         self._heartbeat.beat()
         try:
-            self.print_line(self.lines.line(message, event, self.confirming, **fields))
+            self.print_line(self.lines.line(message, self.confirming))
         except OSError:  # the terminal was closed; the search goes on
             self.quiet = True
 
@@ -149,7 +146,7 @@ class Console(Listener):
             for ended in self._read():
                 if ended.status == "skipped":  # no event announces skipped trials
                     line = f"skipped  {ended.reason}  {self.changes(ended.drawn)}"
-                    self._say_of(ended.name, line, "end", **self._end_fields(ended))
+                    self._say_of(ended.name, line)
         trial = self.following.records.get(name)
         if trial is not None:
             self._warnings.look_at(self.display_name(name), trial)
@@ -162,39 +159,21 @@ class Console(Listener):
         if event == "start":
             knobs = self.space.schema.knobs
             drawn = {knob: value for knob, value in content.items() if knob in knobs}
-            line = f"start  {self.changes(drawn)}"
-            self._say_of(name, line, "start", changes=self.space.changed(drawn))
+            self._say_of(name, f"start  {self.changes(drawn)}")
         elif trial is None:
             return
         elif event == "end":
-            self._say_of(name, self._end_line(trial), "end", **self._end_fields(trial))
+            self._say_of(name, self._end_line(trial))
             if trial.number == 0 and not self.confirming:
                 for event_line in record.events(self.folder / "trials" / name):
                     if event_line["event"] == record.BOUND_EVENT:
                         self.say(f"{self.display_name(name)} {event_line['sentence']}")
         elif (key := (name, content.get("index", 0))) not in self._printed:
             self._printed.add(key)
-            self._say_of(
-                name,
-                self._point_line(trial, content),
-                "point",
-                seconds=content[trial.along],
-                value=content.get(self.results.metric),
-                index=content.get("index", 0),
-                samples_per_s=content["samples_per_s"],
-            )
+            self._say_of(name, self._point_line(trial, content))
 
-    def _say_of(self, name: str, message: str, event: str, **fields: Any) -> None:
-        name = self.display_name(name)
-        self.say(f"{name} {message}", event, trial=name, **fields)
-
-    def _end_fields(self, trial: TrialRecord) -> dict[str, Any]:
-        return {
-            "status": trial.status,
-            "reason": trial.reason,
-            "value": trial.value(self.results.metric),
-            "changes": self.space.changed(trial.drawn),
-        }
+    def _say_of(self, name: str, message: str) -> None:
+        self.say(f"{self.display_name(name)} {message}")
 
     def _point_line(self, trial: TrialRecord, point: Mapping[str, Any]) -> str:
         results, metric = self.results, self.results.metric

@@ -7,12 +7,14 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tunediff.analysis.following import Following
 from tunediff.core import text
 from tunediff.core import trial_record as record
+from tunediff.core.listeners import Listener
 from tunediff.core.progress import DOING, log_exceptions
 
 SILENCE_S, LONGEST_S = 30.0, 300.0
@@ -23,7 +25,7 @@ PARTS = {
 }  # fmt: skip
 
 
-class Heartbeat:
+class Heartbeat(Listener):
     """Print progress lines from a background thread inside a `with` block.
 
     Call `beat` for every line that is printed otherwise; it restarts the wait.
@@ -59,6 +61,9 @@ class Heartbeat:
     def beat(self) -> None:
         """Restart the wait, because a line was printed."""
         self._last, self._wait_s = time.monotonic(), SILENCE_S
+
+    def start(self, trial: str, content: Mapping[str, Any]) -> None:
+        self.workers_requested()
 
     def workers_requested(self) -> None:
         """Measure from now on how long workers take to start."""

@@ -69,9 +69,7 @@ class ConsoleRecorder(Recorder):
             print(f"WARNING: torch.compile made {odd}", file=sys.stderr)
         if (point.capture or "").startswith("refused") and point.index == 1:
             print(f"WARNING: compile.capture = step is {point.capture}", file=sys.stderr)
-        fields = {"index": point.index, "seconds": point.train_s, "value": point.get(metric.name)}
-        line = f"{point.train_s:8.1f} s  {value}  {rate}"
-        self._lines.say(line, "point", timed=False, **fields, samples_per_s=point.samples_per_s)
+        self._lines.say(f"{point.train_s:8.1f} s  {value}  {rate}", timed=False)
         return True
 
     def close(self) -> None:

@@ -43,9 +43,7 @@ class _Said:
 
     on_stderr: bool
     message: str
-    event: str
     timed: bool
-    fields: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,9 +116,8 @@ def _last_message(run: TemplateRun, lines: EventLines) -> _Returned | _Raised:
     last: _Returned | _Raised | None = None
     while (message := run.receive()) is not None:
         if isinstance(message, _Said):
-            said = vars(message).copy()
-            to = lines.aside if said.pop("on_stderr") else lines
-            to.say(**said.pop("fields"), **said)
+            to = lines.aside if message.on_stderr else lines
+            to.say(message.message, message.timed)
         elif isinstance(message, logging.LogRecord):
             logging.getLogger(message.name).handle(message)
         else:
@@ -158,10 +155,8 @@ class _SentLines(EventLines):
 
     send: Callable[[Any], None] = lambda message: None
 
-    def say(
-        self, message: str, event: str = "message", *, timed: bool = True, **fields: Any
-    ) -> None:
-        self.send(_Said(self.on_stderr, message, event, timed, fields))
+    def say(self, message: str, timed: bool = True) -> None:
+        self.send(_Said(self.on_stderr, message, timed))
 
 
 class _SentRecords(logging.handlers.QueueHandler):
