@@ -271,12 +271,3 @@ def add_storage(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option --json."""
     add_options(parser, JsonOptions)
-
-
-def add_average(parser: argparse.ArgumentParser) -> None:
-    """Add the option --ema."""
-    words = (
-        "weights averaged with this half-life, as ema.half_life counts it, where the training has"
-        " ema.snapshots=true (default: those that were evaluated)"
-    )
-    parser.add_argument("--ema", type=float, metavar="H", help=words)

@@ -66,12 +66,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
     kinds = tuple(kind for kind in KINDS if kind in metrics)
     model = models.find(args.run, args.storage)
-    model = model.averaged(args.ema)
     if not _has_full_protocol(model.config):
         judged_by = f"{cfg.of(model.config).title} is judged as in its training"
         for name, value in asked.items():
             option = f"--{name.replace('_', '-')}"
-            allow(False, option, value, f"--ema, --out and --json: {judged_by}")
+            allow(False, option, value, f"--out and --json: {judged_by}")
         judged = evaluate_as_trained(model, args.out or model.folder / NUMBERS)
         if judged is not None:
             printed, typed = judged
@@ -114,7 +113,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--data-path", metavar="PATH", help=f"where the real images lie {trained}")
     add("--batch-size", type=int, help=f"images at once on each process {trained}")
     places = f"a new folder: the images, and {NUMBERS}; PATH.json: numbers alone "
-    cli.add_average(parser)
     add(
         "--out",
         type=Path,
@@ -191,7 +189,7 @@ def _evaluate(
         if world.main:
             result = {
                 "model": model.name, "weights": str(model.weights.absolute()),
-                "weights_sha256": digest, "ema_half_life": model.half_life,
+                "weights_sha256": digest,
                 "fingerprint": cfg.fingerprint(model.config),
                 **_protocol(config, real_data, images, extractor, world),
                 "sampling_s": seconds, "images_per_s": n / seconds,

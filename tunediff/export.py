@@ -39,7 +39,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("name", help="name of the search")
     cli.add_storage(parser)
     parser.add_argument("--trial", help="export this trial (default: the best)")
-    cli.add_average(parser)
     parser.add_argument("--diffusers", action="store_true", help="export a pipeline of diffusers")
     outputs = (
         "YAML file (default: best.yaml in the folder of the search); a new folder with --diffusers"
@@ -64,9 +63,7 @@ def _export_configuration(args: argparse.Namespace) -> None:
     search = analysis.read(search_space.folder_of(args.name, args.storage))
     out = args.out or Path(text.shown(search.folder / f"{args.trial or 'best'}.yaml"))
     # A program that reads the JSON may run in another folder.
-    _print_written(
-        write(search, args.trial, out, out.absolute() if args.json else out, args.ema), args.json
-    )
+    _print_written(write(search, args.trial, out, out.absolute() if args.json else out), args.json)
 
 
 def write(
@@ -74,12 +71,11 @@ def write(
     name: str | None,
     out: Path,
     shown_out: Path | None = None,
-    half_life: float | None = None,
 ) -> dict[str, str]:
     """Write a trial's configuration and weights; return the files and how to train.
 
-    `name`: of the trial; None: the best. `shown_out`: the path as the result names it. `half_life`:
-    of another average than the one that was evaluated. Raises `ConfigError`.
+    `name`: of the trial; None: the best. `shown_out`: the path as the result names it. Raises
+    `ConfigError`.
     """
     trial, shown_out = choose(search, name), shown_out or out
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
@@ -94,19 +90,9 @@ def write(
     written = {"trial": trial.name, "configuration": str(shown_out)}
     with writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        model = (
-            models.find(str(weights.parent)).averaged(half_life) if half_life is not None else None
-        )
-        config = model.config if model is not None else config
         # Refuses a folder with another workload's files before an earlier export is replaced.
         copied = cfg.with_relative_paths(cfg.take_along(config, out.parent))
-        if model is not None:
-            from tunediff.training.weights import about, save
-
-            metadata = about(config, weights.parent, steps=-1)  # of no evaluation
-            save(model.state(), beside, metadata | {"ema_half_life": repr(half_life)})
-            written["weights"] = str(shown_out.with_suffix(".safetensors"))
-        elif weights.exists():
+        if weights.exists():
             shutil.copyfile(weights, beside)
             written["weights"] = str(shown_out.with_suffix(".safetensors"))
         elif beside.exists():  # of an earlier export, perhaps of another trial
@@ -121,7 +107,7 @@ def write(
             shown = shown_out.with_name(adapter.name)
             written["adapter"] = str(shown)
         out.write_text(
-            cfg.dump(copied, provenance(search, trial, out, half_life), out.parent),
+            cfg.dump(copied, provenance(search, trial, out), out.parent),
             encoding="utf-8",
         )
     remote.push_or_warn(out)
@@ -168,7 +154,6 @@ def _export_pipeline(args: argparse.Namespace) -> None:
     model = models.find_with_hook(
         "write_pipeline", "--diffusers", args.name, args.storage, args.trial
     )
-    model = model.averaged(args.ema)
     write: Any = cfg.of(model.config).get_hook("write_pipeline")
     folder = args.out or model.folder / "diffusers"
     with writing("--out", folder):
@@ -183,28 +168,14 @@ def _print_written(written: dict[str, Any], as_json: bool) -> None:
     cli.result(written, as_json, {key: written.get(key) for key in keys})
 
 
-def provenance(
-    results: Results, trial: TrialRecord, out: Path, half_life: float | None = None
-) -> list[str]:
-    """Return the comment lines above the configuration: where it comes from, and how to use it.
-
-    `half_life`: of another average than the one that was evaluated.
-    """
+def provenance(results: Results, trial: TrialRecord, out: Path) -> list[str]:
+    """Return the comment lines above the configuration: where it comes from, and how to use it."""
     environment = trial.environment
     lines = [
         f"trial {trial.name} of search {results.folder.name}, exported {time.strftime('%Y-%m-%d')}",
         f"differs from the baseline in: {text.knobs(results.changed(trial))}",
     ]
-    if half_life is None:
-        lines += _measured(results, trial)
-    else:
-        value, evaluated = trial.value(results.metric), trial.config["ema.half_life"]
-        other = (
-            f"; with {evaluated:g}: {results.label} {text.number(value)}"
-            if value is not None
-            else ""
-        )
-        lines.append(f"weights averaged with half-life {half_life:g}, not evaluated{other}")
+    lines += _measured(results, trial)
     versions = " ".join(
         f"{name} {version}" for name, version in environment.get("versions", {}).items()
     )

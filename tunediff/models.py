@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
 
 # What a training leaves (tunediff.training.weights and .state, which import torch).
-WEIGHTS, CONFIG, AVERAGES = "weights.safetensors", "config.yaml", "averages"
+WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
 LACKS = {
     "sample_images": "generate images (it has no function sample_images)",
     "write_pipeline": "write another library's files",
@@ -45,8 +45,6 @@ class Saved:
     """For file names: `train-digits`, `night-t0003`, `best`."""
     folder: Path
     """Where results about it are written by default."""
-    half_life: float | None = None
-    """Of the average that `--ema` makes of the training's files; None: the evaluated one."""
 
     def network(self, device: torch.device | str) -> Any:
         """Return the network with the evaluated weights, in evaluation mode, without gradients.
@@ -74,48 +72,16 @@ class Saved:
 
     def state(self) -> Any:
         """Return the evaluated weights by name. Raises `ConfigError` for a damaged file."""
-        from tunediff.training import power_average
         from tunediff.training.weights import read
 
         if self.weights.suffix == ".safetensors":
-            state = read(self.weights)
-        else:
-            state = _from_checkpoint(self.weights, "result")
-        if self.half_life is not None:
-            state |= power_average.reconstruct(self.folder / AVERAGES, self.half_life)
-        return state
+            return read(self.weights)
+        return _from_checkpoint(self.weights, "result")
 
     def weights_digest(self) -> str:
-        """Return the sha256 of the file of weights; of another average also of what it is made
-        from, and its half-life, so that two averages of one training have two digests."""
-        digest, files = hashlib.sha256(), [self.weights]
-        if self.half_life is not None:
-            files += sorted((self.folder / AVERAGES).glob("*.safetensors"))
-            digest.update(f"{self.half_life!r}\n".encode())
-        for path in files:
-            with open(path, "rb") as file:
-                hashlib.file_digest(file, lambda: digest)
-        return digest.hexdigest()
-
-    def averaged(self, half_life: float | None) -> Saved:
-        """Return the model averaged with another half-life, which its configuration says.
-
-        Raises `ConfigError` where its training kept no averages. Example:
-        `load_model("night").averaged(0.1)`.
-        """
-        if half_life is None:
-            return self
-        if not 0 < half_life <= 0.5:
-            allowed = "a number above 0 and at most 0.5; a half-life as in ema.half_life"
-            raise ConfigError(f"--ema: {half_life:g} is not allowed; allowed: {allowed}")
-        if self.kind != "run" or not any((self.folder / AVERAGES).glob("*.safetensors")):
-            kept = (
-                "its training kept no averages; train with ema.snapshots=true, then name its folder"
-            )
-            raise ConfigError(f"--ema: is not allowed for {self.name}: {kept}")
-        config = cfg.override(self.config, {"ema.half_life": half_life}, "--ema", check=False)
-        name = f"{self.name}-ema{half_life:g}"
-        return dataclasses.replace(self, config=config, half_life=half_life, name=name)
+        """Return the sha256 of the file of weights."""
+        with open(self.weights, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find(what: str, storage: Path = text.STORAGE) -> Saved:

@@ -42,7 +42,7 @@ def both(config, samples=FEW):
     "knobs",
     [
         {"timesteps__name": "loss_second_moment", "weighting__name": "min_snr"},
-        {"timesteps__name": "wiener", "ema__snapshots": True},
+        {"timesteps__name": "wiener"},
         {
             "timesteps__name": "info_noise",
             "weighting__name": "uncertainty",

@@ -180,7 +180,7 @@ def test_gpu_parity_of_optimizers(name):
         *({"timesteps__name": sampler} for sampler in SAMPLERS),
         *({"optimizer__name": name} for name in OPTIMIZERS),
         *({"weighting__name": name} for name in ("min_snr", "uncertainty")),
-        {"precision__amp": "bf16", "ema__snapshots": True},
+        {"precision__amp": "bf16"},
     ],
     ids=lambda knobs: next(iter(knobs.values())),
 )

@@ -28,7 +28,6 @@ from tunediff.training import knobs, state, trial
 from tunediff.training import optimizer as optimizers
 from tunediff.training.ema import ExponentialAverage
 from tunediff.training.engine import Engine
-from tunediff.training.power_average import PowerAverages
 from tunediff.training.run_trial import run_trial
 
 
@@ -175,12 +174,12 @@ def counting(trial):
 
 
 def adversaries(trial):
-    """Two optimizers that the loop steps by itself, and averages of what they learn."""
+    """Two optimizers that the loop steps by itself, and an average of what they learn."""
     parts = torch.nn.ModuleDict({"a": torch.nn.Linear(4, 4), "b": torch.nn.Linear(4, 1)})
     net = trial.prepare(parts)
     a, b = (torch.optim.AdamW(net[name].parameters(), 0.05) for name in ("a", "b"))
-    average, powers = ExponentialAverage(knobs.Ema(), parts), PowerAverages(parts)
-    trial.keep(net=net, a=a, b=b, average=average, powers=powers)
+    average = ExponentialAverage(knobs.Ema(), parts)
+    trial.keep(net=net, a=a, b=b, average=average)
     trial.evaluate_with(lambda: {"error": net["b"](net["a"](INPUTS)).mean().item()})
     for inputs, _ in trial.batches((INPUTS, TARGETS)):
         output = net["b"](net["a"](inputs))
@@ -191,7 +190,6 @@ def adversaries(trial):
             optimizer.zero_grad()
         trial.record_step(loss, a)
         average.update(parts, trial.schedule, trial.stride)
-        powers.update(parts, trial.schedule, trial.stride)
 
 
 def by_optimizer(section):
@@ -216,7 +214,7 @@ TRAININGS = {
     "on the device": (None, {"loader__resident": True}),
     "schedules": (scheduled, {}),
     "a count": (counting, {}),
-    "two optimizers and averages": (adversaries, {}),
+    "two optimizers and an average": (adversaries, {}),
     "adam": (by_optimizer(knobs.Adam(decay="cosine")), {}),
     "muon": (by_optimizer(knobs.Muon()), {}),
     "sgd": (by_optimizer(knobs.Sgd(decay="one_cycle")), {}),

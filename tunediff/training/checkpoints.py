@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import shutil
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -14,9 +12,6 @@ from tunediff.core.trial_record import CHECKPOINT
 from tunediff.training import adapters, memory, state, weights
 from tunediff.training.feed import Position
 from tunediff.training.training_run import TrainingRun
-
-MOST_FILES = 16
-"""Most points at which files are written, evenly spaced, the last one included."""
 
 
 def save(run: TrainingRun, pending: Point | None = None) -> None:
@@ -179,29 +174,3 @@ def changed_weight(run: TrainingRun) -> str:
         if before != after and not may_change:
             return name
     return ""
-
-
-# ---- further files
-def write_files(run: TrainingRun, index: int) -> None:
-    """Write what the workload has given to `write_at_points`. All ranks call it; rank 0 writes.
-
-    An open-ended training writes what comes after its budget in place of its last point.
-    """
-    total = run.config.evaluation.points
-    between = index < total and (total - index) % math.ceil(total / MOST_FILES)
-    if run.folder is None or (between and not run.complete):
-        return
-    with run.clock.part("checkpoint"):
-        for name, tensors in run.files_of_points.items():
-            content = tensors()
-            if run.world.main:
-                path = run.folder / name / f"{min(index, total):04}.safetensors"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                weights.save(content, path, {"progress": repr(run.pace.schedule)})
-
-
-def remove_files(run: TrainingRun) -> None:
-    """Remove what an earlier training here wrote by `write_files`. Rank 0 calls it."""
-    if run.folder is not None:
-        for name in run.files_of_points:
-            shutil.rmtree(run.folder / name, ignore_errors=True)

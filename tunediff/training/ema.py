@@ -34,16 +34,12 @@ class ExponentialAverage:
         span = self.half_life * progress
         return min(self.max_decay, 0.5 ** (delta / span)) if span > 0 else 0.0
 
+    @torch.no_grad()
     def update(self, model: nn.Module, progress: float, delta: float) -> None:
         """Take in the weights after one optimizer step; buffers are copied.
 
         `progress`: fraction of the budget spent after this step; `delta`: this step's part.
         """
-        self.blend(model, 1 - self.decay(progress, delta))
-
-    @torch.no_grad()
-    def blend(self, model: nn.Module, share: float) -> None:
-        """Replace this share of the average by the weights; buffers are copied."""
         # Listed once: walking over the modules takes the host as long as the average.
         if model is not self._model:
             self._theirs, self._model = list(model.parameters()), model
@@ -51,6 +47,7 @@ class ExponentialAverage:
         for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
             mine.copy_(buffer)
         theirs = [_local(parameter).float() for parameter in self._theirs]
+        share = 1 - self.decay(progress, delta)
         torch._foreach_lerp_([_local(parameter) for parameter in self._mine], theirs, share)
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -243,7 +243,6 @@ class Engine(TrainingRun):
                 self.feed = WarmupReplay(feed, self.step.accumulation, self.warm_ups)
             self.prefetched.hold()
         if checkpoint is None and self.world.main:
-            checkpoints.remove_files(self)
             self.observer.restarted(self.restart_reason)
         return checkpoint
 
@@ -325,7 +324,6 @@ class Engine(TrainingRun):
             )
         )
         self.note_target()
-        checkpoints.write_files(self, index)
         checkpoints.save(self)
         if self.evaluates:  # what judging and saving need is not what training needs
             memory.restart_peak(self.device, self.points[-1].peak_host_memory_mib)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field
 
-from tunediff.config.knobs import Bool, Fixed, Float, Refusal, section
+from tunediff.config.knobs import Bool, Float, Refusal, section
 
 
 # ---- optimizers
@@ -140,17 +140,3 @@ class Ema:
     initial weights."""
     max_decay: Annotated[Float, Ge(0.0), Lt(1.0)] = 0.9999
     """Upper bound of the decay per step (0.9999 in DDPM)."""
-    snapshots: Annotated[Bool, Fixed()] = False
-    """Keep two averages more and write them at evaluation points, 16 at most: then `export --ema H`
-    makes the average of any half-life H after the training. The disk takes 8 bytes per weight for
-    each point."""
-
-    def check(self, config: Any) -> None:
-        if (
-            self.snapshots
-            and config.parallel.strategy == "pipeline"
-            and config.parallel.workers > 1
-        ):
-            raise Refusal(
-                "ema.snapshots", "parallel.strategy = pipeline divides the network; use ddp or fsdp"
-            )

@@ -110,8 +110,6 @@ class TrainingRun:
         """The model that is judged and saved."""
         self.evaluation: Facts | None = None
         self.description: Facts = dict
-        self.files_of_points: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {}
-        """What is written at every point, by the name of its folder."""
         self.flops_per_sample: float | Literal["count"] | None = None
         self.samples_per_step = config.loader.batch_size
         """Samples of an optimizer step, of all ranks."""

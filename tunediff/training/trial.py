@@ -17,7 +17,7 @@ A workload is `train(trial)`, called on every rank:
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -172,13 +172,6 @@ class Trial(FrameworkCalls):
     def describe_with(self, describe: Facts) -> None:
         """Call `describe` at every point, evaluated or not, for facts that cost little."""
         self.engine.description = describe
-
-    def write_at_points(self, folder: str, tensors: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Write what `tensors` returns to `folder`/INDEX.safetensors, at 16 points at most.
-
-        All ranks call it; rank 0 writes, with `progress` in the metadata, if there is a folder.
-        """
-        self.engine.files_of_points[folder] = tensors
 
     def about(self, **facts: Any) -> None:
         """Write facts about the data or the model to the trial's record, once."""

@@ -10,10 +10,8 @@ from torch import Tensor
 from tunediff.data import images as data
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
-from tunediff.training import checkpoints
 from tunediff.training import ema as averages
 from tunediff.training import optimizer as optimizers
-from tunediff.training.power_average import FOLDER, PowerAverages
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import timesteps, weighting
 from tunediff.workloads.diffusion.diffusers_export import initial_weights
@@ -43,9 +41,6 @@ def train(trial: Trial) -> None:
     errors_at = look_ahead(trial, unet, model, process)
     trial.keep(network=unet, optimizer=optimizer, ema=ema, objective=objective)
     trial.export_model(ema.model)
-    snapshots = keep_snapshots(trial, unet)
-    averaged: list[averages.ExponentialAverage | PowerAverages] = [ema]
-    averaged += [snapshots] if snapshots is not None else []
 
     # ---- data, and the evaluation of the averaged weights
     images = data.load(knobs.data)
@@ -64,8 +59,7 @@ def train(trial: Trial) -> None:
     def end_step() -> None:
         with trial.phase("ema"):
             # Half-lives grow after the budget of an open-ended training too.
-            for average in averaged:
-                average.update(unet, trial.schedule, trial.stride)
+            ema.update(unet, trial.schedule, trial.stride)
         with trial.phase("sampler"):
             sampler.after_step(errors_at)
             objective.refresh()
@@ -93,18 +87,6 @@ def train(trial: Trial) -> None:
             sampler.before_step(errors_at, trial.rng)
         trial.update(optimizer, clip_norm=knobs.optimizer.clip_norm, beside=weights.parameters())
         trial.after_step(end_step)
-
-
-def keep_snapshots(trial: Trial, unet: torch.nn.Module) -> PowerAverages | None:
-    """Return the averages that are written at every point, if that is wanted."""
-    if not trial.knobs.ema.snapshots:
-        return None
-    snapshots = PowerAverages(unet)
-    trial.keep(snapshots=snapshots)
-    trial.write_at_points(FOLDER, snapshots.parameters_by_name)
-    points = min(trial.config.evaluation.points, checkpoints.MOST_FILES)
-    trial.about(snapshots_mib=points * 8 * sum(one.numel() for one in unet.parameters()) / 2**20)
-    return snapshots
 
 
 def add_evaluation(
