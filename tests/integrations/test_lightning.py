@@ -248,34 +248,13 @@ def test_what_callbacks_and_modules_keep_for_themselves_is_resumed(tmp_path):
         assert_equal(callback.average, expected)
 
 
-def test_what_knobs_set_is_refused_as_a_setting_of_the_trainer():
-    def body(trial):
-        fit(trial, Module(trial.knobs), Data(), precision="bf16-mixed")
-
-    with pytest.raises(
-        WorkloadError, match=r"Trainer: precision: 'bf16-mixed' is not allowed; .* precision.amp sets it"
-    ):
-        train(config(), body=body)
-
-
-def test_everything_that_knobs_set_is_refused_in_one_error():
-    def body(trial):
-        settings = {"accelerator": "auto", "max_time": "00:01:00:00", "limit_train_batches": 1}
-        fit(trial, Module(trial.knobs), Data(), devices=2, **settings)
-
-    message = (
-        r"Trainer: devices: 2 is not .* parallel.workers sets it; max_time: '00:01:00:00' is not .* the budget .*"
-        "limit_train_batches: 1 is not"
-    )
-    with pytest.raises(WorkloadError, match=message) as caught:
-        train(config(), body=body)
-    assert "accelerator" not in str(caught.value)
-
-
-def test_settings_that_ask_for_what_happens_anyway_are_accepted():
-    same = {"accelerator": "auto", "devices": 1, "strategy": "auto", "num_nodes": 1, "num_sanity_val_steps": 0}
-    same |= {"precision": "32-true", "limit_train_batches": 1.0, "val_check_interval": 1.0}
-    assert trained([], 3, options={"max_steps": 3, **same}).steps == 3
+def test_knobs_win_over_settings_of_the_trainer_with_one_warning(caplog):
+    options = {"devices": 2, "max_time": "00:01:00:00", "limit_train_batches": 1, "precision": "bf16-mixed"}
+    assert trained([], 3, options={"max_steps": 3, "num_nodes": 1, **options}).steps == 3
+    (told,) = (line for line in caplog.messages if line.startswith("Trainer: "))
+    assert "devices=2 (parallel.workers), max_time='00:01:00:00' (the budget), limit_train_batches=1 (" in told
+    assert "precision='bf16-mixed' (precision.amp)" in told
+    assert "num_nodes" not in told
 
 
 def test_a_module_of_another_package_is_refused():

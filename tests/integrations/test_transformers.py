@@ -152,10 +152,15 @@ def test_amp_is_for_training_alone():
     assert models[0].kinds == {(True, torch.bfloat16), (False, torch.float32)}
 
 
-def test_what_knobs_set_is_refused_in_the_arguments():
-    message = r"TrainingArguments: per_device_train_batch_size: 16 is not allowed; .* loader.batch_size sets it"
-    with pytest.raises(WorkloadError, match=message):
-        trained([], arguments={"per_device_train_batch_size": 16})
+def test_knobs_win_over_the_arguments_with_one_warning(caplog):
+    assert trained([], 3, arguments={"per_device_train_batch_size": 16, "bf16": True}).steps == 3
+    (told,) = (line for line in caplog.messages if line.startswith("TrainingArguments: "))
+    assert "per_device_train_batch_size=16 (loader.batch_size), bf16=True (precision.amp)" in told
+
+
+def test_sharding_is_refused():
+    with pytest.raises(WorkloadError, match="TrainingArguments: fsdp is not allowed"):
+        trained([], arguments={"fsdp": "full_shard"})
     with pytest.raises(WorkloadError, match="parallel.strategy: fsdp is not allowed with transformers; allowed: ddp"):
         trained([], given=config(**{"parallel.workers": 2, "parallel.strategy": "fsdp", "loader.accumulation": 1}))
 
@@ -186,47 +191,6 @@ def test_defaults_are_those_of_the_class_that_was_given_and_what_the_budget_repl
     assert "OwnConfig: auto_find_batch_size is off: loader.batch_size rules" in said
     assert "OwnConfig computes in bf16 by itself, and here as precision.amp says: none" in said
     assert "EarlyStoppingCallback is off" in said
-
-
-LITERALS = """
-from dataclasses import dataclass
-import torch
-import transformers
-from tunediff import Metric
-from tunediff.integrations.transformers import fit
-
-@dataclass(frozen=True)
-class Knobs:
-    lr: float = 0.01
-
-OBJECTIVE = Metric("eval_loss", "min")
-BASELINE = {"loader.workers": 0, "evaluation.points": 2}
-DATA = [{"inputs": torch.randn(3), "targets": torch.randn(1)} for _ in range(44)]
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = torch.nn.Linear(3, 1)
-
-    def forward(self, inputs, targets):
-        outputs = self.net(inputs)
-        return {"loss": (outputs - targets).square().mean(), "outputs": outputs}
-
-def train(trial):
-    args = transformers.TrainingArguments(
-        "out", learning_rate=trial.knobs.lr, label_names=["targets"], per_device_train_batch_size=4, gradient_accumulation_steps=2,
-    )
-    fit(trial, args, model_init=Model, train_dataset=DATA, eval_dataset=DATA)
-"""
-
-
-def test_literals_of_the_arguments_are_the_baseline_and_a_drawn_knob_goes_before_them(tmp_path):
-    (tmp_path / "mine.py").write_text(LITERALS)
-    baseline = cfg.baseline(str(tmp_path / "mine.py"))
-    assert (baseline.loader.batch_size, baseline.loader.accumulation) == (8, 2)
-    drawn = cfg.override(baseline, {"loader.batch_size": 22, "loader.accumulation": 1})
-    outcome = train(drawn, samples=44, evaluates=True)
-    assert [point.steps for point in outcome.points] == [1, 2]
 
 
 def test_the_check_before_a_search_accepts_it():

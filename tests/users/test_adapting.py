@@ -74,29 +74,6 @@ def test_options_of_click_and_fields_of_tyro_get_the_knobs(monkeypatch):
     assert sys.modules["tyro"].cli(Args) == Args()
 
 
-FRAMEWORK = """
-from tunediff.integrations.transformers import fit
-
-def settings(trial):
-    return SFTConfig("out", per_device_train_batch_size=16, gradient_accumulation_steps=2, bf16=True, seed=3,
-                     dataloader_num_workers=trial.knobs.width)
-"""
-
-
-def test_settings_that_a_script_writes_as_literals_are_the_baseline(tmp_path):
-    text = PLAIN.replace('"loader.batch_size": 16, "loader.workers": 0, ', "")
-    (tmp_path / "mine.py").write_text(
-        f"{text}\n\ndef unused():\n{FRAMEWORK}".replace("\nfrom tunediff.int", "\n    from tunediff.int")
-    )
-    baseline = cfg.baseline(str(tmp_path / "mine.py"))
-    assert (baseline.loader.batch_size, baseline.loader.accumulation) == (32, 2)
-    assert (baseline.precision.amp, baseline.seed, baseline.loader.workers) == ("bf16", 3, 2)
-    (tmp_path / "own.py").write_text(
-        (tmp_path / "mine.py").read_text().replace("BASELINE = {", 'BASELINE = {"seed": 9, ')
-    )
-    assert cfg.baseline(str(tmp_path / "own.py")).seed == 9, "what the file declares goes first"
-
-
 def test_arithmetic_is_counted_by_torch_for_the_mfu(tmp_path):
     """Two layers, 4 × 8 and 8 × 1: forward, gradients of both weights, and of the second layer's inputs."""
     text = PLAIN.replace("trial.prepare(net)", 'trial.prepare(net, flops_per_sample="count")')

@@ -41,7 +41,6 @@ from tunediff.config import code as users
 from tunediff.config import copies
 from tunediff.config.code import Code
 from tunediff.config.configurations import override
-from tunediff.config.framework_settings import baseline_of, settings_in
 from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, to_dict
 from tunediff.config.systems import Systems
@@ -145,12 +144,6 @@ class Workload:
     def quantities(self) -> Mapping[str, Quantity]:
         """Return what its points contain besides the quantities of all points, by name."""
         return getattr(self.declared, "QUANTITIES", {})
-
-    @functools.cached_property
-    def framework_settings(self) -> Values:
-        """Return the settings of a framework that the user's file writes as literals."""
-        code = self.file
-        return settings_in(code.contents[code.entry]) if code is not None else {}
 
     @property
     def clock(self) -> str:
@@ -374,9 +367,7 @@ def baseline(name: str, where: str = "workload", folder: Path = Path()) -> Any:
 
 
 def _baseline(workload: Workload, values: Values | Mapping[str, Any], where: str) -> Any:
-    declared = {**getattr(workload.declared, "BASELINE", {}), **values}
-    workers = declared.get("parallel.workers", 1)
-    start = {**baseline_of(workload.framework_settings, workers), **declared}
+    start = {**getattr(workload.declared, "BASELINE", {}), **values}
     return override(workload.schema.default(), start, where=where, check=False)
 
 

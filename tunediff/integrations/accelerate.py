@@ -29,7 +29,7 @@ from tunediff.integrations.seam import (
     in_float32,
     in_folder,
     refuse_knobs,
-    refuse_settings,
+    without_settings,
 )
 from tunediff.training.epochs import EpochLoader
 from tunediff.training.trial import Trial
@@ -62,8 +62,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
             "gradient_accumulation_steps": config.loader.accumulation,
             "cpu": trial.device.type == "cpu",
         }  # fmt: skip
-        same = {} if config.compile.active else {"dynamo_backend": ("no",)}
-        options = refuse_settings(trial, options, _SET_BY, made, Accelerator, same)
+        options = without_settings(trial, Accelerator, options, _SET_BY, made)
         refuse_knobs(trial, "accelerate")
         self._trial, self._schedule_steps = trial, schedule_steps
         self._numbers = itertools.count(1)  # of what is kept beside the model

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from tunediff.integrations import require
-from tunediff.integrations.lightning_settings import SET_BY, Ranks, TrainedMixed, fixed, neutral
+from tunediff.integrations.lightning_settings import SET_BY, Ranks, TrainedMixed, fixed
 from tunediff.integrations.lightning_state import CallbackStates, Loops
 from tunediff.integrations.seam import (
     BudgetScheduler,
@@ -28,7 +28,7 @@ from tunediff.integrations.seam import (
     check_finished,
     in_folder,
     refuse_knobs,
-    refuse_settings,
+    without_settings,
 )
 from tunediff.training.epochs import EpochLoader
 from tunediff.training.state import copied
@@ -84,8 +84,7 @@ def fit(
     pl = framework.pl
     refuse_knobs(trial, "Lightning")
     made = fixed(trial, framework)
-    same = neutral(trial)
-    trainer_options = refuse_settings(trial, trainer_options, SET_BY, made, pl.Trainer, same)
+    trainer_options = without_settings(trial, pl.Trainer, trainer_options, SET_BY, made)
     trial.adopt(model)
     clock = framework.clock(trial, model, framework)
     given = trainer_options.pop("callbacks", None) or []

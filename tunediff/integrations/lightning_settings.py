@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from tunediff.training.trial import Trial
@@ -69,20 +69,6 @@ def fixed(trial: Trial, framework: Any) -> dict[str, Any]:
         "use_distributed_sampler": True,
         "accumulate_grad_batches": trial.config.loader.accumulation, "num_sanity_val_steps": 0,
         "val_check_interval": 10**12, "check_val_every_n_epoch": None,
-    }  # fmt: skip
-
-
-def neutral(trial: Trial) -> dict[str, Sequence[Any]]:
-    """Return values of settings that mean what the trial does, where Lightning has several."""
-    formats = {
-        "none": ("32-true", "32", 32),
-        "bf16": ("bf16-mixed", "bf16"),
-        "fp16": ("16-mixed", "16", 16),
-    }
-    return {
-        "precision": formats[trial.config.precision.amp],
-        "strategy": ("ddp",) if trial.world.size > 1 else (),
-        "limit_train_batches": (1.0,), "val_check_interval": (1.0,),
     }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -118,47 +117,35 @@ def refuse_knobs(trial: Trial, framework: str) -> None:
         trial.ignores("parallel.gradients")
 
 
-def refuse_settings(
-    trial: Trial, settings: Mapping[str, Any], knobs: Mapping[str, str], made: Mapping[str, Any],
-    kind: type[Any],
-    same: Mapping[str, Sequence[Any]] | None = None, defaults: Mapping[str, Any] | None = None,
+SHARDING = ("fsdp", "fsdp_plugin", "deepspeed", "deepspeed_plugin", "parallelism_config")
+"""Settings of transformers and accelerate that divide a model over ranks."""
+
+
+def without_settings(
+    trial: Trial, kind: type[Any], settings: Mapping[str, Any], knobs: Mapping[str, str],
+    made: Mapping[str, Any],
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the settings of a class of the framework, without those that a knob makes.
+    """Return the settings of a class of the framework, without those that a knob makes: it wins.
 
-    Raises `WorkloadError` with all of these that ask for something else than `made`, the default of
-    the class, what means the `same`, or what the baseline has from the file's literals.
+    One warning names those that ask for something else than `made`. Raises `WorkloadError` for
+    `SHARDING`, which no knob stands for.
     """
-    names, literals = settings.keys() & knobs.keys(), trial.framework_settings
-    if defaults is None:
-        parameters = inspect.signature(kind).parameters
-        defaults = {name: parameters[name].default for name in names}
-    neutral = {
-        name: [
-            made.get(name),
-            defaults.get(name),
-            *(same or {}).get(name, ()),
-            *([literals[name]] if name in literals else []),
-        ]
-        for name in names
-    }
-    if taken := sorted(names & literals.keys()):
-        said = ", ".join(f"{name}={literals[name]!r}" for name in taken)
-        trial.warn(f"{kind.__name__}: {said} is the baseline's {_knobs(taken, knobs)}")
-    refused = [
-        f"{name}: {value!r} is not allowed; allowed: none, since {knobs[name]} sets it"
+    for name in SHARDING:
+        if settings.get(name):
+            trial.fail(
+                f"{kind.__name__}: {name} is not allowed; allowed: ranks by parallel.workers"
+            )
+    other = [
+        f"{name}={value!r} ({knobs[name]})"
         for name, value in settings.items()
-        if name in names
-        and repr(value) not in map(repr, neutral[name])  # 1.0 may mean all, and 1 one
+        if name in knobs and repr(value) != repr(made.get(name))  # 1.0 may mean all, and 1 one
     ]
-    if refused:
-        trial.fail(
-            f"{kind.__name__}: {'; '.join(refused)} (BASELINE in your file, or a search file)"
+    if other:
+        trial.warn(
+            f"{kind.__name__}: {', '.join(other)}: what stands in brackets sets it;"
+            ' BASELINE = {"KNOB": VALUE} in your file is for the baseline'
         )
-    return {name: value for name, value in settings.items() if name not in names}
-
-
-def _knobs(settings: Sequence[str], knobs: Mapping[str, str]) -> str:
-    return ", ".join(dict.fromkeys(knobs[name] for name in settings))
+    return {name: value for name, value in settings.items() if name not in knobs}
 
 
 def check_finished(trial: Trial, finished: bool, framework: str, causes: str) -> None:

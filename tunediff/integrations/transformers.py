@@ -26,7 +26,7 @@ from tunediff.integrations.seam import (
     in_float32,
     in_folder,
     refuse_knobs,
-    refuse_settings,
+    without_settings,
 )
 from tunediff.training.epochs import EpochLoader
 from tunediff.training.trial import Trial
@@ -246,7 +246,7 @@ def _settings(trial: Trial) -> dict[str, Any]:
 
 
 def _with_knobs(trial: Trial, args: Any) -> Any:
-    """Return the arguments with the knobs'. Raises `WorkloadError` if the user sets them too."""
+    """Return the arguments with the knobs', which win over those that the user sets too."""
     amp = trial.config.precision.amp
     if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)) in _BY_METRIC:
         trial.fail(
@@ -260,14 +260,14 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
         if getattr(args, name):
             trial.warn(f"{type(args).__name__}: {name} is off: {why}")
     defaults = _defaults(args)
-    if defaults["bf16"] and amp == "none" and "bf16" not in trial.framework_settings:
+    if defaults["bf16"] and amp == "none":
         trial.warn(
             f"{type(args).__name__} computes in bf16 by itself, and here as precision.amp says:"
             ' none; BASELINE = {"precision.amp": "bf16"} is what the script does alone'
         )
     given = {name: getattr(args, name) for name in _SET_BY if name in defaults}
-    settings = {name: value for name, value in given.items() if value}
-    refuse_settings(trial, settings, _SET_BY, values, type(args), defaults=defaults)
+    given = {name: value for name, value in given.items() if value and value != defaults[name]}
+    without_settings(trial, type(args), given, _SET_BY, values)
     # the user's own object: save_model(args.output_dir)
     args.output_dir = str(in_folder(trial, args.output_dir))
     ended = {

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from tunediff.config import of
 from tunediff.training import model_setup
 from tunediff.training.engine import Engine
 from tunediff.training.epochs import EpochLoader, divided
@@ -33,11 +32,6 @@ class FrameworkCalls:
         self.engine.notes.append(message)
         if self.engine.world.main:
             log.warning("%s", message)
-
-    @property
-    def framework_settings(self) -> Mapping[str, Any]:
-        """Return the framework settings in the workload's file: knobs of its baseline."""
-        return of(self.engine.config).framework_settings
 
     def adopt(self, model: nn.Module) -> None:
         """Take a model that the framework wraps, compiles and calls, instead of `prepare`."""
