@@ -3,15 +3,12 @@
 import os
 import subprocess
 import sys
-import types
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.helpers import CPU, Told, train
 from tunediff import config as cfg
-from tunediff.config.script_arguments import script_arguments
 from tunediff.training import check
 from tunediff.training.check import METHODS
 
@@ -44,34 +41,6 @@ def test_a_model_that_is_used_through_a_method_is_told_what_to_call(tmp_path):
     script = script.replace("net(x)", "net.get_value(x)").replace("net(X)", "net.get_value(X)")
     script = script.replace("return self.net.get_value(x)", "return self.net(x)")
     assert checked(tmp_path, script)["warnings"] == [METHODS]
-
-
-@dataclass(frozen=True)
-class Knobs:
-    lr: float = 0.5
-
-
-def test_options_of_click_and_fields_of_tyro_get_the_knobs(monkeypatch):
-    click = pytest.importorskip("click")
-
-    @click.command()
-    @click.option("--lr", default=0.1)
-    @click.option("--epochs", default=3)
-    @click.option("--seed", default=1)
-    def main(lr, epochs, seed):
-        return lr, epochs, seed
-
-    @dataclass(frozen=True)
-    class Args:
-        lr: float = 0.1
-        epochs: int = 3
-        seed: int = 1
-
-    monkeypatch.setitem(sys.modules, "tyro", types.SimpleNamespace(cli=lambda kind: kind()))
-    with script_arguments(Path("mine.py"), Knobs(), seed=7):
-        assert main() == (0.5, 3, 7)
-        assert sys.modules["tyro"].cli(Args) == Args(0.5, 3, 7)
-    assert sys.modules["tyro"].cli(Args) == Args()
 
 
 def test_arithmetic_is_counted_by_torch_for_the_mfu(tmp_path):

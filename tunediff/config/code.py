@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
+from unittest import mock
 
 from tunediff.config import copies, modules
 from tunediff.config.knobs import ConfigError, refuse
-from tunediff.config.script_arguments import script_arguments
 from tunediff.core.errors import TunediffError
 from tunediff.core.text import shown, truncate
 
@@ -211,7 +211,7 @@ def _import(code: Code) -> _Import:
         print(f"runs {shown(code.file)}", file=sys.stderr)
     _put_first(code)
     try:
-        with script_arguments(code.file):
+        with mock.patch.object(sys, "argv", [str(code.file)]):  # as of a script without any
             loaded, sources = modules.import_anew(code.module, code.package)
     except (ConfigError, KeyboardInterrupt):
         raise

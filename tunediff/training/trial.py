@@ -17,15 +17,16 @@ A workload is `train(trial)`, called on every rank:
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
 from tunediff.config import Systems, of
-from tunediff.config.script_arguments import script_arguments
 from tunediff.core import text
 from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
@@ -351,11 +352,10 @@ def run(engine: Engine) -> TrainingOutcome:
     `NotFiniteError` when the loss is NaN or infinite, on all ranks at the same step.
     """
     workload = of(engine.config)
-    path = workload.file.file if workload.file is not None else Path(workload.title)
     try:
         with (
             described_in_environment(engine.world),
-            script_arguments(path, engine.knobs, seed=engine.config.seed),
+            mock.patch.object(sys, "argv", [workload.name]),  # as of a script without arguments
             contextlib.suppress(outcome.NotTrainedError),
         ):
             workload.code.train(Trial(engine))
