@@ -294,6 +294,8 @@ REFUSED = {
     "pattern": ["--run", RUN, "lr=1", "lr=2", "--pattern", "loss"],
     "target": ["--run", RUN, "lr=1", "lr=2", "--target", "loss"],
     "direction": ["--run", RUN, "lr=1", "lr=2", "--objective", "val_acc"],
+    "name of a line": ["--run", RUN, "lr=1", "lr=2", "--objective", "time"],
+    "direction of a rate": ["--run", RUN, "lr=1", "lr=2", "--objective", "tokens_per_s"],
     "reduce": ["--run", RUN, "lr=1", "lr=2", "--reduce", "median"],
     "revision": ["--run", RUN, "--at", "HEAD", "--at", "no-such", "lr=1"],
     "name of ours": ["--run", f"{RUN} {{overrides}}", "lr=1", "parallel=1", "lr=2"],
@@ -309,11 +311,32 @@ def test_bad_input_is_refused_before_anything_runs(program, capsys, name):
 
 
 def test_values_of_a_parameter_have_one_type():
-    assert values_of(["lr=1", "lr=3e-4"], "x") == [{"lr": 1.0}, {"lr": 3e-4}]
+    assert values_of(["lr=1", "lr=3e-4"], "x") == [{"lr": "1"}, {"lr": "3e-4"}], "as it was typed"
     assert values_of(["n=1", "n=auto"], "x") == [{"n": "1"}, {"n": "auto"}]
+    assert values_of(["n=1", "n=2"], "x") == [{"n": 1}, {"n": 2}]
+    assert values_of(["n=007", "n=1_0"], "x") == [{"n": "007"}, {"n": "1_0"}]
     assert values_of(["a=true", "b=on", "a=false"], "x") == [{"a": True, "b": "on"}, {"a": False}]
     with pytest.raises(ConfigError, match="name=value"):
         values_of(["=3"], "x")
+
+
+def test_a_value_that_all_runs_end_with_is_named(program, capsys):
+    Path("train.py").write_text(NOISY + "\nprint('best loss: 0.001')")
+    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "same", "--pairs", "3")
+    assert (code, len(result["seeds_without_effect"])) == (10, 1)
+    assert "ended at 0.001" in result["seeds_without_effect"][0]
+
+
+def test_values_in_another_unit_are_no_values(program, capsys):
+    Path("train.py").write_text(NOISY.replace('print({"loss": f"{value:.4f}"})', "print(f'loss: {value} {UNIT}')"))
+    Path("train.py").write_text(
+        "UNIT = 'GB' if '100' in __import__('sys').argv else 'MB'\n" + Path("train.py").read_text()
+    )
+    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "sides")
+    assert (code, result["failure"].partition(": ")[2]) == (12, "error: its values are in GB, those of t0000 in MB")
+    Path("train.py").write_text(Path("train.py").read_text() + "\nif options.lr > 1: print('loss: 3%')")
+    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "run")
+    assert (code, "its unit changes from GB to %" in result["failure"]) == (12, True)
 
 
 def test_a_side_that_diverges_has_failed(program, capsys):

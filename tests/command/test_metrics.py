@@ -26,6 +26,11 @@ PRINTED = [
     ("val_loss 0.25", 0.25),
     ("val_loss 10 batches ago", None),
     ("val_loss: none", None),
+    ("val_loss: 1,234.5 tokens", 1234.5),
+    ("val_loss=12,345,678", 12345678.0),
+    ("val_loss: 1'234.5", 1234.5),
+    ("val_loss=0.25,acc=1", 0.25),
+    ("METRIC val_loss=-1,234", -1234.0),
     ("val_loss went down", None),
 ]
 
@@ -38,6 +43,24 @@ def test_finds_a_value_as_trainers_print_it(line, value):
 def test_nan_is_a_value_and_the_last_of_a_line_counts():
     assert math.isnan(MetricPattern("loss", None, "x").find("loss: nan"))
     assert MetricPattern("loss", None, "x").find("loss: 3 ... loss: 2") == 2.0
+
+
+@pytest.mark.parametrize("printed", ["0,31", "1.234,5", "1,2345", "1 234.5", "12'34"])
+@pytest.mark.parametrize("pattern", [None, r"loss: ([\d.]+)", r"loss: ([\d.,']+)"])
+def test_a_number_that_can_be_read_in_two_ways_has_no_value(printed, pattern):
+    reading = MetricPattern("loss", pattern, "x").read(f"loss: {printed}")
+    assert math.isnan(reading.value)
+    assert reading.unclear == printed
+
+
+def test_a_pattern_that_goes_on_behind_its_group_reads_a_column():
+    assert MetricPattern("loss", r"^\d+,([\d.]+),", "x").find("3,0.31,0.9") == 0.31
+
+
+@pytest.mark.parametrize(("line", "unit"), [("1.2 GB", "GB"), ("95.2%", "%"), ("3 ms.", "ms"), ("3 samples", ""),
+                                            ("3 h: 4", ""), ("3 it/s", "it/s")])  # fmt: skip
+def test_the_unit_of_a_value_is_the_word_behind_it(line, unit):
+    assert MetricPattern("x", None, "x").read(f"x: {line}").unit == unit
 
 
 def test_a_pattern_has_one_group():

@@ -91,6 +91,8 @@ LAUNCHER = (  # what torchrun prints after the error of a rank
     "for _ in range(40): print('  boilerplate', file=sys.stderr)\nsys.exit(1)"
 )
 FAILURES = {
+    "own seconds": ("print('t=soon'); print('loss: 1')", "error", "time: 'soon' is no number"),
+    "half a number": ("print('loss: 0,31')", "error", "loss: '0,31' is no clear number"),
     "nothing printed": ("print('no value')", "error", "no value of loss"),
     "what was printed instead": ("print('Loss: 3 of 4')", "error", "its last lines:\n  Loss: 3 of 4"),
     "a launcher's words": (LAUNCHER, "error", "[rank1]: ValueError: no workers\n  boilerplate"),
@@ -111,9 +113,15 @@ def test_a_check_takes_the_first_value_of_a_program_that_prints_many_at_once(tmp
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_failure_is_a_result_with_its_reason(tmp_path, name):
     program, status, reason = FAILURES[name]
-    _, end = run(tmp_path, program, outcome="final")
+    _, end = run(tmp_path, program, outcome="final", time=r"t=(\S+)")
     assert end.status == status
     assert reason in end.reason
+
+
+def test_colours_are_no_part_of_names_and_numbers(tmp_path):
+    program = r"print('\x1b[1m\x1b[32mloss\x1b[0m: \x1b[33m1.25\x1b[0m')"
+    points, end = run(tmp_path, program, outcome="final")
+    assert (end.status, points[-1]["loss"]) == ("ok", 1.25)
 
 
 def test_a_missing_module_names_the_python_that_lacked_it(tmp_path, monkeypatch):

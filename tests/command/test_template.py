@@ -1,5 +1,7 @@
 """A command line with the parameters of a run."""
 
+import subprocess
+
 import pytest
 
 from tunediff.command.template import CommandTemplate
@@ -30,6 +32,14 @@ def test_a_value_stays_one_word_and_reaches_no_shell():
     assert rendered("echo {text}", {"text": "a; rm -rf $HOME 'b'"}) == ["echo", "a; rm -rf $HOME 'b'"]
     shell = CommandTemplate.of("echo {text} | cat", "--run", shell=True).render({"text": "a; b"}, {})
     assert shell == ["/bin/sh", "-c", "echo 'a; b' | cat"]
+
+
+@pytest.mark.parametrize("quoted", ["{x}", "'{x}'", '"{x}"', "'a'{x}\\'", '"it\'s {x}"'])
+@pytest.mark.parametrize("value", ["two words", "$(echo no) `echo no` $HOME", 'it\'s \\ "q"'])
+def test_a_shell_gets_a_value_as_it_is_inside_of_quotes_too(quoted, value):
+    words = CommandTemplate.of(f"printf '[%s]' {quoted}", "--run", shell=True).render({"x": value}, {})
+    expected = quoted.replace("'a'", "a").replace("\\'", "@").strip("'\"").replace("{x}", value).replace("@", "'")
+    assert subprocess.run(words, capture_output=True, text=True).stdout == f"[{expected}]"
 
 
 @pytest.mark.parametrize(

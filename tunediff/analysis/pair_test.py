@@ -219,13 +219,16 @@ FEW_DIGITS = 8
 def without_effect(test: PairTest) -> list[str]:
     """Return sentences on runs of one side that are equal to the last bit on different seeds.
 
-    Runs whose values have few digits are named only if all of them are equal.
+    Runs whose values have few digits are named only if all of them are equal. So are final values
+    that all runs of both sides have, since these may be no values of the trainings.
     """
     sentences = []
+    finals = list[float | None]()
     for side in zip(*test.runs, strict=True):
         ended = [run for run in side if run is not None and run.status == "ok" and run.points]
         # Whole curves: two ends may be equal by chance, and often are where values have few digits
         curves = [[point.get(test.metric) for point in run.points] for run in ended]
+        finals += [curve[-1] for curve in curves]
         # a run that ends at its target has a value just beyond it, often the same one
         is_long = len(curves) > 2 and test.target is None
         all_equal = is_long and all(curve == curves[0] for curve in curves)
@@ -238,6 +241,10 @@ def without_effect(test: PairTest) -> list[str]:
                     " values to the last bit: has the seed an effect?"
                 )
                 break
+    if not sentences and len(finals) > 4 and test.target is None and len(set(finals)) == 1:
+        sentences.append(
+            f"all {len(finals)} runs of A and B ended at {finals[0]}: is it a value of the training?"
+        )
     return sentences
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from tunediff.api.compare_setup import Say, check_days, new_folder
 from tunediff.command import trial, worktrees
 from tunediff.command.check import check
 from tunediff.command.definition import CommandDefinition
+from tunediff.command.template import shown
 from tunediff.command.words import honesty
 from tunediff.command.workload import CommandSystems, common_type, make
 from tunediff.config import ConfigError, Metric, Values
@@ -143,10 +144,20 @@ def values_of(words: Sequence[str], where: str) -> list[dict[str, Any]]:
             raise ConfigError(f"{where}: {word} is not understood; allowed: name=value")
         if name in groups[-1]:
             groups.append({})
-        groups[-1][name] = _plain(value)
+        groups[-1][name] = value
     names = {name for group in groups for name in group}
-    types = {name: common_type(group[name] for group in groups if name in group) for name in names}
-    return [{name: types[name](value) for name, value in group.items()} for group in groups]
+    for name in names:
+        texts = [group[name] for group in groups if name in group]
+        kind = common_type(map(_plain, texts))
+        # The program gets what was typed: 007, 1e3 and 1_000 are no numbers on the way
+        if kind in (int, float) and all(shown(kind(value)) == value for value in texts):
+            convert: Callable[[str], Any] = kind
+        else:
+            convert = _plain if kind is bool else str
+        for group in groups:
+            if name in group:
+                group[name] = convert(group[name])
+    return groups
 
 
 def _plain(value: str) -> Any:

@@ -49,7 +49,7 @@ class RunLines(Listener):
         workload, last = cfg.of(run.configuration), run.points[-1]
         metric = workload.objective
         value = text.number(last.get(metric.name))
-        return [
-            f"{last.get('label', metric.label)} {value} at {last.train_s:.1f} s",
-            f"{text.number(last.samples / last.train_s)} {workload.unit}/s",
-        ]
+        words = [f"{last.get('label', metric.label)} {value} at {last.train_s:.1f} s"]
+        if last.train_s:  # a command may print its own seconds behind its value
+            words.append(f"{text.number(last.samples / last.train_s)} {workload.unit}/s")
+        return words

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 
+from tunediff.command.metrics import as_number
 from tunediff.core.clock import LINE, PROCESS, TRAINING
 
 START, PAUSE, GO = "TUNEDIFF start", "TUNEDIFF pause", "TUNEDIFF go"
@@ -33,6 +35,8 @@ class CommandClock:
     """Seconds that the program has printed last, with those before a checkpoint."""
     own_at_s: float = 0.0
     """The judge's seconds at that line."""
+    fault: str = ""
+    """Why its own seconds cannot be read."""
     _before_s: float | None = None
     """Seconds before the checkpoint that its own do not contain; None: it has printed none yet."""
     _paused_at: float | None = None
@@ -51,7 +55,10 @@ class CommandClock:
             self._paused_at = None
         if self.seconds_line is not None and (match := self.seconds_line.search(line)):
             unit = 1000.0 if "ms" in line[match.end(1) : match.end(1) + 3] else 1.0
-            seconds = float(match[1]) / unit
+            seconds = as_number(match[1]) / unit
+            if not math.isfinite(seconds):
+                self.fault = f"time: {match[1]!r} is no number; allowed: a group around the seconds"
+                return
             if self._before_s is None:  # a counter that begins anew, or one that was saved
                 self._before_s = self.resumed_s if seconds < self.resumed_s else 0.0
             self.own_s, self.own_at_s = self._before_s + seconds, self._judged_s(now)

@@ -16,14 +16,17 @@ from tunediff.config.knobs import ConfigError, nearest
 from tunediff.core import machine
 from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET, Target
+from tunediff.core.trial_record import LINE_KEYS
 
 FILE = "tunediff_command.yaml"
 Mode = Literal["min", "max"]
 OutcomeName = Literal["budget", "final", "time"]
 GAINS = re.compile(
-    r"acc[15]?|accuracy|auc|auroc|bleu|dice|f1|m?iou|map|precision|psnr|recall|returns?|rewards?"
-    r"|rouge|score|ssim|throughput|top[15]"
+    r"acc[15]?|accuracy|auc|auroc|bandwidth|bleu|dice|elo|f1|fps|hits?|m?iou|kappa|map|mcc|mfu|mrr"
+    r"|ndcg|pass|precision|psnr|qps|r2|recall|returns?|rewards?|rouge|scores?|speedup|ssim|success"
+    r"|throughput|top\d*|tps|wins?"
 )
+RATE = re.compile(r"(/|_per_)s(ec(ond)?)?$")
 LOSSES = re.compile("err|error|loss|nll")
 """Words in names of metrics of which more is better, or less."""
 
@@ -32,7 +35,8 @@ def default_mode(objective: str, where: str) -> Mode:
     """Return `min`, where nobody has said which direction is better. Raises `ConfigError` for a
     name that says it of the other one."""
     words = re.findall("[a-z0-9]+", objective.lower())
-    if any(map(GAINS.fullmatch, words)) and not any(map(LOSSES.fullmatch, words)):
+    is_gain = any(map(GAINS.fullmatch, words)) or RATE.search(objective.lower())
+    if is_gain and not any(map(LOSSES.fullmatch, words)):
         raise ConfigError(
             f"{where}: is missing: more of {objective} is better, to go by its name; allowed: max,"
             " or min"
@@ -87,6 +91,9 @@ class CommandDefinition:
             raise ConfigError(
                 f"{where}: pattern: is for printed lines; allowed: pattern or metrics"
             )
+        is_free = self.objective not in (*LINE_KEYS, TIME_TO_TARGET)
+        other_name = "another name, with a pattern for its value"
+        allow(is_free, f"{where}: objective", self.objective, other_name)
         MetricPattern(self.objective, self.pattern, f"{where}: pattern")
         Reduction(self.reduce, f"{where}: reduce")
         for key in ("clock_from", "time"):

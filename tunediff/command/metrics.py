@@ -13,16 +13,39 @@ import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tunediff.config.knobs import ConfigError
 
-NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)"
+SEPARATORS = "[,'\u2019\u00a0\u202f]"
+GROUPED = rf"[1-9]\d{{0,2}}({SEPARATORS})\d{{3}}(?:\1\d{{3}})*(?:\.\d+)?"
+"""Digits in groups of three: `1,234.5`, `1'234.5`."""
+NUMBER = (
+    rf"[-+]?(?:[1-9]\d{{0,2}}(?:{SEPARATORS}\d{{3}})+(?:\.\d+)?|\d[\d_]*\.?\d*|\.\d+)"
+    r"(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf(?:inity)?)"
+)
 """A number as programs print it, NaN and infinities included; for `re.IGNORECASE`."""
+TORN = re.compile(rf"{SEPARATORS}\d|(?<=\d) \d{{3}}\.\d")
+"""What follows the part of a number that was taken for all of it: `0,31`, `1 234.5`."""
+UNIT = re.compile(
+    r"\s?(%|[kKMGTP]?i?B(?:/s)?|[kKMGT]|[nuµm]?s|sec(?:ond)?s?|min(?:ute)?s?|h(?:our)?s?|it/s|s/it)"
+    r"(?!\w|/|\s*[:=])"
+)
+"""Units in which programs print small and large values of one quantity."""
 NAMED = re.compile(rf"([A-Za-z_][\w./-]*)['\"]?\s*[:=]\s*['\"]?(?:{NUMBER})(?!\w)", re.IGNORECASE)
 MOST_NAMED, READ_BYTES, LONGEST_LINE = 8, 1 << 12, 400
 """Names that are said; bytes at the end of a log, and of a line, that are searched for them."""
 REDUCTIONS = "last, mean:K, min, max"
+
+
+class Reading(NamedTuple):
+    """A value in a line."""
+
+    value: float
+    unit: str = ""
+    """One of `UNIT`; '': none of them."""
+    unclear: str = ""
+    """The text of a number that cannot be read with certainty: `0,31`; '': it is clear."""
 
 
 class MetricPattern:
@@ -54,8 +77,19 @@ class MetricPattern:
 
     def find(self, line: str) -> float | None:
         """Return the last value in a line; None: there is none. A text that is no number is NaN."""
-        found = self._expression.findall(line)
-        return as_number(found[-1]) if found else None
+        reading = self.read(line)
+        return reading and reading.value
+
+    def read(self, line: str) -> Reading | None:
+        """Return the last value in a line with its unit; None: there is none."""
+        *_, match = None, *self._expression.finditer(line)
+        if match is None:
+            return None
+        unit, value = UNIT.match(line, match.end(1)), as_number(match[1])
+        is_torn = match.end() == match.end(1) and TORN.match(line, match.end(1))
+        is_unclear = is_torn or (math.isnan(value) and re.search(r"\d", match[1]))
+        unclear = line[match.start(1) : match.end(1) + 8].strip() if is_unclear else ""
+        return Reading(math.nan if is_unclear else value, unit[1] if unit else "", unclear)
 
     @staticmethod
     def named_in(log: Path, wanted: str) -> str:
@@ -73,8 +107,11 @@ class MetricPattern:
 
 def as_number(text: Any) -> float:
     """Return a printed number; NaN for anything else."""
+    plain = str(text).replace("_", "").rstrip("%")
+    if re.fullmatch(rf"[-+]?{GROUPED}(?:[eE][-+]?\d+)?", plain):
+        plain = re.sub(SEPARATORS, "", plain)
     try:
-        return float(str(text).replace("_", "").rstrip("%"))
+        return float(plain)
     except ValueError:
         return math.nan
 

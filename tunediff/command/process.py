@@ -36,6 +36,8 @@ TAIL, LATEST = 20, 3
 LONGEST_SHOWN = 200
 CAUSE = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception): ")
 """Begins the last line of a traceback of Python, of one rank of torchrun too."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*[mK]")
+"""Sequences of a terminal for colours and bold, which may stand inside names and numbers."""
 POLL_S = 0.2
 
 
@@ -166,7 +168,7 @@ class CommandProcess:
 
 
 def split(content: bytes, complete: bool) -> tuple[list[str], bytes]:
-    r"""Return the lines of output, which `\n` or `\r` ends, and what follows the last of them.
+    r"""Return the lines of output without colours, which `\n` or `\r` ends, and what follows.
 
     `complete`: nothing will follow.
     """
@@ -175,7 +177,7 @@ def split(content: bytes, complete: bool) -> tuple[list[str], bytes]:
     if complete or len(rest) > LONGEST_LINE:
         pieces.append(rest)
         rest = b""
-    return [piece.decode(errors="replace") for piece in pieces if piece], rest
+    return [COLOUR.sub("", piece.decode(errors="replace")) for piece in pieces if piece], rest
 
 
 def kill_marked(mark: str) -> None:

@@ -15,7 +15,14 @@ from typing import Any
 from tunediff.command import worktrees
 from tunediff.command.curve import Curve
 from tunediff.command.definition import CommandDefinition
-from tunediff.command.metrics import MetricFile, MetricPattern, Reduction, declared, value_in
+from tunediff.command.metrics import (
+    MetricFile,
+    MetricPattern,
+    Reading,
+    Reduction,
+    declared,
+    value_in,
+)
 from tunediff.command.process import LOG, CommandProcess
 from tunediff.core import machine
 from tunediff.core.point import Point
@@ -43,6 +50,8 @@ class State:
     started: bool
     """Whether the clock began at a line."""
     pauses: bool
+    unit: str | None
+    """What the values are printed in; None: there was no value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +120,13 @@ class Left:
 
 
 @dataclasses.dataclass(frozen=True)
+class Printed:
+    """The unit of the first value."""
+
+    unit: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Clocked:
     """Which seconds counted in a run, said before its end."""
 
@@ -126,7 +142,7 @@ class Clocked:
     """Seconds at which the program ended by itself, before its budget; None: it did not."""
 
 
-Event = Point | Left | Clocked | End
+Event = Point | Left | Printed | Clocked | End
 
 
 class RunReader:
@@ -144,7 +160,10 @@ class RunReader:
             path = Path(definition.folder) / definition.metrics.format(folder=run.folder)
             self._file = MetricFile(path, run.resumed.position if run.resumed else 0, run.folder)
         self._others: dict[str, float] = {}
-        self.left: list[Left] = []
+        self.left: list[Left | Printed] = []
+        self.unit: str | None = None
+        self.fault = ""
+        """Why its values cannot be read."""
         self.values, self.value = 0, math.nan
         """How many values there were, and the one that counts so far."""
         self.first_at: float | None = None
@@ -158,7 +177,7 @@ class RunReader:
         self.clock.resumed_s, self.clock.pauses = state.train_s, state.pauses
         self.clock.waits = state.started
         self._reduction.values.extend(map(float, state.reduced))
-        self.values, self.value = state.values, self._reduction.value
+        self.values, self.value, self.unit = state.values, self._reduction.value, state.unit
         point = None if state.point is None else Point.of(state.point)
         self.curve.resume(point, state.curve_s)
         if point is not None:
@@ -177,6 +196,7 @@ class RunReader:
             position=0 if self._file is None else self._file.position,
             started=self.clock.waits or self.clock.started is not None,
             pauses=self.clock.pauses,
+            unit=self.unit,
         )
 
     def read(self, line: str, now: float) -> None:
@@ -193,13 +213,29 @@ class RunReader:
             for name, value in values.items()
             if name not in RESERVED and math.isfinite(value)
         }
-        value = values.get(self._pattern.name)
+        name = self._pattern.name
+        reading = Reading(values[name]) if name in values else None
         # most lines have no metric: looking for a word is faster than for a pattern
-        searched = self.run.definition.pattern is not None or self._pattern.name in line
-        if value is None and self._file is None and searched:
-            value = self._pattern.find(line)
-        if value is not None:
-            self._add(value, now)
+        searched = self.run.definition.pattern is not None or name in line
+        if reading is None and self._file is None and searched:
+            reading = self._pattern.read(line)
+        self.fault = self.fault or self.clock.fault or (self._unclear(reading) if reading else "")
+        if reading is not None and not self.fault:
+            self._add(reading.value, now)
+
+    def _unclear(self, reading: Reading) -> str:
+        """Return why a value cannot be compared with those before; '': it can."""
+        name, unit = self._pattern.name, reading.unit
+        if reading.unclear:
+            return (
+                f"{name}: {reading.unclear!r} is no clear number; allowed: such as 1234.5, 1,234.5"
+            )
+        if self.unit is None:
+            self.unit = unit
+            self.left.append(Printed(unit))
+        if self.unit != unit:
+            return f"{name}: its unit changes from {self.unit or 'none'} to {unit or 'none'}"
+        return ""
 
     def read_file(self, now: float) -> None:
         """Take note of what is new in the file of metrics."""
@@ -303,6 +339,8 @@ def _ending(reader: RunReader, now: float, stopped: bool) -> str | None:
     reader.read_file(now)
     if stopped:
         return "pruned"
+    if reader.fault:
+        return "fault"
     if reader.target_met or (reader.run.ends_at_first and reader.values):
         return "enough"
     if (limit_s := reader.run.limit_s) is not None and reader.clock.reached(limit_s, now):
@@ -318,6 +356,8 @@ def _end(
     status, reason = "ok", ""
     if ending == "pruned":
         status, reason = "pruned", "stopped early"
+    elif reader.fault:
+        status, reason = "error", reader.fault
     elif ending is None and code != 0:
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         reason = f"{how}: {process.failure or f'see {log}'}"

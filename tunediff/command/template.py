@@ -14,7 +14,7 @@ PLACES = ("seed", "folder", "gpus", "port", "budget_s")
 """Names that the judge fills in; no parameter may have one of them."""
 LISTS = {"overrides": "{name}={value}", "flags": "--{name} {value}"}
 """Words that stand for all parameters which the command does not name, and how they look."""
-_NAME = re.compile(r"(?<!\{)\{([A-Za-z_][\w.\-]*)\}(?!\})")
+_NAME = re.compile(r"(?<!\{)\{(?P<name>[A-Za-z_][\w.\-]*)\}(?!\})")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,8 +105,8 @@ class CommandTemplate:
         known = {**places, **values}
         if self.shell:
             lists = {name: shlex.join(_listed(name, rest)) for name in LISTS}
-            quoted = {name: shlex.quote(shown(value)) for name, value in known.items()} | lists
-            return ["/bin/sh", "-c", _filled(self.words[0], quoted)]
+            texts = {name: shown(value) for name, value in known.items()}
+            return ["/bin/sh", "-c", _unescaped(_quoted(self.words[0], texts, lists))]
         words: list[str] = []
         for word in self.words:
             if word in ("{overrides}", "{flags}"):
@@ -123,9 +123,36 @@ def _listed(form: str, values: Mapping[str, Any]) -> list[str]:
     return [word for pair in pairs for word in pair]
 
 
+def _quoted(line: str, texts: Mapping[str, str], lists: Mapping[str, str]) -> str:
+    """Fill values into a shell's line, each as a part of one word, also inside of quotes."""
+    quote = ""  # that stands open
+
+    def filled(match: re.Match[str]) -> str:
+        nonlocal quote
+        if (name := match["name"]) is None:
+            if match[0] == quote:
+                quote = ""
+            elif match[0] in ("'", '"') and not quote:
+                quote = match[0]
+            return match[0]
+        if name in lists or name not in texts:
+            return lists.get(name, match[0])
+        if quote == "'":
+            return texts[name].replace("'", "'\\''")
+        if quote:
+            return re.sub(r'[\\"$`]', r"\\\g<0>", texts[name])
+        return shlex.quote(texts[name])
+
+    return re.sub(rf"\\.|['\"]|{_NAME.pattern}", filled, line)
+
+
 def _filled(word: str, texts: Mapping[str, str]) -> str:
-    filled = _NAME.sub(lambda match: texts.get(match[1], match[0]), word)
-    return re.sub(r"\{\{([A-Za-z_][\w.\-]*)\}\}", r"{\1}", filled)
+    return _unescaped(_NAME.sub(lambda match: texts.get(match[1], match[0]), word))
+
+
+def _unescaped(word: str) -> str:
+    """Return a text in which `{{name}}` is `{name}`."""
+    return re.sub(r"\{\{([A-Za-z_][\w.\-]*)\}\}", r"{\1}", word)
 
 
 def shown(value: Any) -> str:

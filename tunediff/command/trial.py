@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.command.run import Clocked, CommandRun, Left, State, execute
+from tunediff.command.run import Clocked, CommandRun, Left, Printed, State, execute
 from tunediff.command.workload import CommandSystems, CommandWorkload
 from tunediff.config import Values
 from tunediff.core import machine, trial_record
@@ -20,8 +20,9 @@ from tunediff.core.progress import DOING, ProgressFile
 from tunediff.core.trial_record import End
 
 INTERRUPTED = "it was interrupted, and printed no CHECKPOINT to go on from"
-CHECKPOINT_EVENT, CLOCK_EVENT = "checkpoint", "clock"
-"""Events of a command's journal: a line `CHECKPOINT path`, and which clock it had."""
+CHECKPOINT_EVENT, CLOCK_EVENT, UNIT_EVENT = "checkpoint", "clock", "unit"
+"""Events of a command's journal: a line `CHECKPOINT path`, which clock it had, and in what its
+values were printed."""
 
 
 def run_of(
@@ -88,11 +89,29 @@ def events(
     for event in execute(run, stopped):
         if isinstance(event, Left):
             journal.write(CHECKPOINT_EVENT, **dataclasses.asdict(event))
+        elif isinstance(event, Printed):
+            journal.write(UNIT_EVENT, unit=event.unit)
         elif isinstance(event, Clocked):
             journal.write(CLOCK_EVENT, **vars(event))
+        elif isinstance(event, End) and event.status == "ok" and (why := _other_unit(run.folder)):
+            yield dataclasses.replace(event, status="error", reason=why)
         else:
             yield event
     (run.folder / DOING).unlink(missing_ok=True)
+
+
+def _other_unit(folder: Path) -> str:
+    """Return that the values of a run have another unit than those of the first one; '': no."""
+    first = folder.parent / "t0000"
+    ours, theirs = (
+        next(
+            (line["unit"] for line in trial_record.events(run) if line["event"] == UNIT_EVENT), None
+        )
+        for run in (folder, first)
+    )
+    if theirs is None or ours == theirs:
+        return ""
+    return f"its values are in {ours or 'no unit'}, those of {first.name} in {theirs or 'no unit'}"
 
 
 def command_line(config: CommandSystems) -> str:

@@ -13,7 +13,7 @@ from tunediff.core.refusals import allow
 TIME_TO_TARGET = "time_to_target_s"
 """Quantity of the point at which a run has met its target and was ended: when it was met."""
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_COMPARISON = re.compile(rf"\s*([\w./-]+)\s*(<=|>=|<|>)\s*({NUMBER})\s*", re.IGNORECASE)
+_COMPARISON = re.compile(rf"\s*([^<>=]*[^<>=\s])\s*(<=|>=|<|>)\s*({NUMBER})\s*", re.IGNORECASE)
 Curve = Sequence[tuple[float, float]]
 """(training seconds, loss) of every evaluation, in order; a smaller loss is better."""
 

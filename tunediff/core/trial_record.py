@@ -14,7 +14,8 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `point`: one evaluation.
 - `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
 - `bound`: of a search's baseline on a GPU, what binds its step.
-- `checkpoint`, `clock`: of a command, what it left, and which seconds counted (`CommandClock`).
+- `checkpoint`, `clock`, `unit`: of a command, what it left, which seconds counted (`CommandClock`),
+  and in what unit its values were printed.
 - `final`: one more evaluation of the finished model, by the full protocol.
 - `end`: status, reason and what the trial took.
 """

@@ -72,7 +72,9 @@ def frame(pairs: Pairs) -> pd.DataFrame:
                 "seed": run.config["seed"] if run is not None else None,
                 pairs.metric.name: run.value(pairs.metric.name) if run is not None else None,
                 "setup_s": last.before_first_batch_s if last is not None else None,
-                f"{pairs.unit}_per_s": last.samples / last.train_s if last is not None else None,
+                f"{pairs.unit}_per_s": last.samples / last.train_s
+                if last and last.train_s
+                else None,
                 "status": run.status if run is not None else None,
             }
             row |= {f"{side}_{name}": value for name, value in cells.items()}
