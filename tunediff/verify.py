@@ -37,6 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise ConfigError("command line: nothing is not allowed; allowed: one or more folders")
     folders = [verification.check(Path(word)) for word in options.words]
     verified = not any(checked.faults for checked in folders)
+    seen = dict[tuple[float, ...], Path]()
+    for checked in folders:
+        started = tuple(run.started for run in checked.test.begun)
+        if (first := seen.setdefault(started, checked.folder)) is not checked.folder:
+            checked.notes.append(f"has the runs of {first}: both are one result")
     if options.json:
         cli.print_json({"folders": [checked.values for checked in folders]})
     else:
@@ -47,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _lines(checked: verification.CheckedFolder) -> list[str]:
     values: dict[str, Any] = checked.values
-    shown = {key: values[key] for key in ("a", "b", "verdict", *EFFECTS, "pairs")}
+    rules = ("level", "one_sided", "fixed")
+    shown = {key: values[key] for key in ("a", "b", "verdict", *EFFECTS, "pairs", *rules)}
     state = "verified: the journals give this result"
     if checked.faults:
         state = "NOT verified"

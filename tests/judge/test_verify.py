@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from tests.json_schemas import validate
 from tunediff import TunediffError, compare, run_comparison, verify
 from tunediff.analysis import pairs
 from tunediff.core import machine
+from tunediff.judge import frozen_code
 
 NOISY = """
 import argparse, random
@@ -89,33 +91,74 @@ def test_the_verdict_follows_from_the_journals_alone(proof, capsys, tmp_path, mo
     assert "verified: the journals give this result" in capsys.readouterr().out
 
 
-def _seed_of_b_changed(proof):
-    lines = (proof / "trials/t0001/journal.jsonl").read_text()
-    seed = json.loads(lines.splitlines()[0])["seed"]
-    (proof / "trials/t0001/journal.jsonl").write_text(lines.replace(str(seed), "7"))
+def edit(file, *changes):
+    """Replace texts in a file of the proof."""
+    text = file.read_text()
+    for old, new in changes:
+        assert re.search(old, text), (file, old)
+        text = re.sub(old, new, text)
+    file.write_text(text)
 
 
-def _better_value_in_a_journal(proof):
+def journal_copied(proof):
     shutil.copy(proof / "trials/t0000/journal.jsonl", proof / "trials/t0001/journal.jsonl")
 
 
-def _verdict_changed(proof):
-    result = proof / "result.json"
-    result.write_text(result.read_text().replace('"worse"', '"better"'))
+def pair_removed(proof):
+    last = sorted((proof / "trials").iterdir())[-2:]
+    for folder in last:
+        shutil.rmtree(folder)
 
 
-@pytest.mark.parametrize(
-    ("change", "fault"),
-    [
-        (_verdict_changed, "verdict: better in result.json, worse by the journals"),
-        (_better_value_in_a_journal, "by the journals"),
-        (_seed_of_b_changed, "t0001: its seed is 7, not "),
-        (lambda proof: (proof / "B/source/train.py").write_text("print()"), "B/source/train.py: is not the file that ran"),
-        (lambda proof: (proof / "trials/t0002/output.log").unlink(), "trials/t0002/output.log: is missing"),
-    ],
-)  # fmt: skip
-def test_whatever_was_changed_is_named(proof, capsys, change, fault):
+def linked(proof):
+    (proof / "B/source/train.py").unlink()
+    (proof / "B/source/train.py").symlink_to(proof / "A/source/train.py")
+
+
+TAMPERED = {
+    "verdict": (lambda proof: edit(proof / "result.json", ('"worse"', '"better"')), "verdict: better in result.json, worse"),
+    "name of a side": (lambda proof: edit(proof / "result.json", ('"b": "lr=2"', '"b": "lr=3"')), "b: lr=3 in result.json"),
+    "comment's verdict": (lambda proof: edit(proof / "result.md", ("worse", "much better")), "does not begin with"),
+    "comment's effect": (lambda proof: edit(proof / "result.md", (r"[\d.]+ \(", "1.002 (")), "does not follow"),
+    "comment's pair": (lambda proof: edit(proof / "result.md", (r"\| 2 +\| [\d.]+", "| 2 | 9.9")), "pair 2: 9.9,"),
+    "rules": (lambda proof: edit(proof / "compare.yaml", ("level: 0.05", "level: 0.9")), "level: 0.9 is not allowed"),
+    "journal of A as B's": (journal_copied, "by the journals"),
+    "value": (lambda proof: edit(proof / "trials/t0001/journal.jsonl", (r'"loss": [\d.]+', '"loss": 0.5')), "by the journals"),
+    "log": (lambda proof: edit(proof / "trials/t0001/output.log", (r"loss: [\d.]+", "loss: 0.5")), "output.log: has no 2."),
+    "pair": (pair_removed, "by the journals"),
+    "seed": (lambda proof: edit(proof / "trials/t0001/journal.jsonl", (r'"seed": \d+', '"seed": 7')), "its seed is 7, not "),
+    "configuration": (lambda proof: edit(proof / "B/config.yaml", ("lr: 2", "lr: 7")), "lr was 2, not 7"),
+    "code": (lambda proof: (proof / "B/source/train.py").write_text("print()"), "B/source/train.py: is not the file that ran"),
+    "code removed": (lambda proof: (proof / "B/source/train.py").unlink(), "B/source/train.py: is not the file that ran"),
+    "code added": (lambda proof: (proof / "B/source/random.py").write_text(""), "B/source/random.py: was not there when"),
+    "command added": (lambda proof: (proof / "B/workload/json.py").write_text(""), "B/workload/json.py: was not there when"),
+}  # fmt: skip
+"""What was changed, and what `verify` says of it, also where proof.json was made new."""
+PLAIN = {
+    "log removed": (lambda proof: (proof / "trials/t0002/output.log").unlink(), "trials/t0002/output.log: is missing"),
+    "file beside": (lambda proof: (proof / "B/notes.txt").write_text(""), "B/notes.txt: was not there"),
+    "link": (linked, "B/source/train.py: has been changed"),
+}
+"""The same where it was not."""
+
+
+def named_in_proof(proof):
+    """Make the digests of proof.json new, which needs no secret."""
+    content = json.loads((proof / "proof.json").read_text())
+    files = [file for file in frozen_code.regular_files(proof) if file.name != "proof.json"]
+    content["files"] = {file.relative_to(proof).as_posix(): frozen_code.sha256(file) for file in files}
+    (proof / "proof.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("what", [*TAMPERED, *PLAIN])
+def test_whatever_was_changed_is_named(proof, capsys, what, anew):
+    if anew and what in PLAIN:
+        pytest.skip("nothing else says so")
+    change, fault = (TAMPERED | PLAIN)[what]
     change(proof)
+    if anew:
+        named_in_proof(proof)
     code, output = verified(capsys, proof)
     (folder,) = output["folders"]
     assert (code, folder["verified"]) == (1, False)
@@ -125,14 +168,12 @@ def test_whatever_was_changed_is_named(proof, capsys, change, fault):
 
 
 def test_seeds_follow_from_the_code(proof, capsys):
-    """The same versions have the same seeds, also beside what `--out` has left and without git; a change of either has
-    others; the user may choose them."""
+    """The same versions have the same seeds, also beside what `--out` has left; a change of either has others; the
+    user may choose them."""
     program = proof.parent
     first = [run.seed for run in pairs.read(program / "ray_results/x").runs[0]]
-    for name in ("again", "without-git"):
-        assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", name]) == 11
-        assert [run.seed for run in pairs.read(program / "ray_results" / name).runs[0]] == first
-        shutil.rmtree(program / ".git", ignore_errors=True)
+    assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "again"]) == 11
+    assert [run.seed for run in pairs.read(program / "ray_results/again").runs[0]] == first
     Path("train.py").write_text(NOISY + "\n# a comment\n")
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "edited"]) == 11
     assert [run.seed for run in pairs.read(program / "ray_results/edited").runs[0]] != first
@@ -218,3 +259,45 @@ def test_the_kept_speedrun_is_verified_in_any_clone(capsys, change, verdict):
     code, output = verified(capsys, REFERENCE / change)
     assert (code, output["folders"][0]["faults"]) == (0, [])
     assert output["folders"][0]["verdict"] == verdict
+
+
+def test_a_file_that_is_too_large_is_named_with_its_digest(program, capsys):
+    Path("data.bin").write_bytes(bytes(11 * 2**20))
+    commit(program)
+    assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--out", "proof"]) == 11
+    large = json.loads(Path("proof/proof.json").read_text())["not_copied"]["A/source/data.bin"]
+    assert (large["bytes"], large["sha256"]) == (11 * 2**20, frozen_code.sha256(Path("data.bin")))
+    code, output = verified(capsys, "proof", "proof")
+    assert (code, output["folders"][0]["notes"][0]) == (0, f"A/source/data.bin: {11 * 2**20} bytes, is not there")
+    assert output["folders"][1]["notes"][-1] == "has the runs of proof: both are one result"
+
+
+def test_all_that_may_run_is_in_the_digest_or_named(tmp_path):
+    library, shared, program = (tmp_path / name for name in ("library", "shared", "program"))
+    for folder in (library, shared, program / ".conf"):
+        folder.mkdir(parents=True)
+    (library / "model.py").write_text("X = 1")
+    commit(library)
+    (shared / "loss.py").write_text("Y = 1")
+    (program / ".conf/base.yaml").write_text("lr: 1")
+    (program / "shared").symlink_to("../shared")
+    (program / "loss.py").symlink_to("../shared/loss.py")
+    subprocess.run(["git", "init", "-q", str(program)], check=True)
+    subprocess.run(
+        [*"git -c protocol.file.allow=always -C".split(), str(program), "submodule", "-q", "add", str(library), "sub"],
+        check=True,
+    )
+    repository(program)
+    (program / ".gitignore").write_text("ray_results\nlocal.py\n")
+    for name in ("local.py", ".env", "new.py"):
+        (program / name).write_text("")
+    counted, left = frozen_code.listed(program, program / "ray_results")
+    assert counted == [".conf/base.yaml", ".gitignore", ".gitmodules", "loss.py", "new.py", "shared/loss.py", "sub/model.py",
+                       "train.py"]  # fmt: skip
+    assert sorted(left) == [".env", "local.py"]
+
+
+def test_a_program_without_a_seed_has_none_that_follow(program, capsys):
+    run = RUN.replace(" --seed {seed}", "")
+    assert compare.main(["--run", run, "lr=1", "lr=2", *WORDS, "--same-seed", "--json"]) in (10, 11)
+    assert json.loads(capsys.readouterr().out)["seeds_drawn"] is False

@@ -254,7 +254,8 @@ def create(request: CommandCompareRequest) -> None:
             write_text(new / name / "config.yaml", cfg.dump(config, folder=new / name))
             configs.append(config)
             codes.append(SideCode.of(new / name, inside, working_copy=not side.in_worktree))
-        freeze(new, configs, codes, draws=request.seed is None)
+        seeded = any("seed" in side.definition.template.names for side in request.sides)
+        freeze(new, configs, codes, draws=request.seed is None and seeded)
         names = {"a": request.sides[0].name, "b": request.sides[1].name}
         clock = {"compile": "charged", "unit": "wall"}
         content = names | {"budget_s": request.budget_s or 0.0} | dict(request.rules) | clock

@@ -24,7 +24,7 @@ from tunediff.core.listeners import Activity, Listeners
 from tunediff.core.lock import alone
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.refusals import writing
-from tunediff.judge import ledger, locked_judge, proof, reproduction
+from tunediff.judge import frozen_code, ledger, locked_judge, proof, verification
 from tunediff.ray_backend import connection
 from tunediff.report import pair_plan, pair_summary, pair_words
 from tunediff.report.heartbeat import Heartbeat
@@ -89,7 +89,7 @@ def _create(options: AnyOptions, lines: EventLines) -> Path:
     if options.reproduce is not None:
         check_only_reproduces(options)
         storage, name = Path(options.storage), options.name
-        return reproduction.create(options.reproduce, storage, name, lines.say)
+        return verification.reproduce(options.reproduce, storage, name, lines.say)
     if isinstance(options, CommandCompareOptions):
         asked = command_setup.prepare(options)
         for line in command_setup.plan_lines(asked) if not lines.quiet else ():
@@ -204,6 +204,8 @@ def _say_budget(comparison: Pairs, say: Say) -> None:
     if code.get("drawn"):
         digests = [code[side]["digest"][:12] for side in pairs.SIDES]
         say(f"seeds from {code['first_seed']} on, by the digests of A and B: {', '.join(digests)}")
+        if left := frozen_code.not_counted(code):
+            say(left)
     runs = f"at most {comparison.max_pairs} pairs × 2 × {comparison.run_length}"
     if (count := comparison.test.at_once) > 1:
         runs += f", {count} runs at the same time"

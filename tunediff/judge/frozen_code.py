@@ -23,7 +23,7 @@ from tunediff.config.code import FOLDER
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.git import git
-from tunediff.core.text import shown
+from tunediff.core.text import shown, truncate
 
 FIRST_SEED, SEEDS = 10_000, 990_000
 """The least seed that is drawn, above those of searches, and how many there are."""
@@ -31,6 +31,8 @@ _SEARCHED = "search"
 """Key of what a search runs, beside those of a comparison's sides."""
 PROOF = "proof.json"
 """File that marks the folder of a `compare --out`, which holds copies of code."""
+PROGRAM = (".py", ".sh", ".toml", ".yaml", ".yml")
+"""Endings of files whose change is one of the program, not of what it has written."""
 MOST_FILES = 5_000
 """Files of a command's folder at most that are read."""
 MOST_VISITED, MOST_BYTES = 20_000, 2**28
@@ -49,6 +51,8 @@ class SideCode:
     """The commit that was checked out, or on which the working copy is."""
     working_copy: bool = False
     """Whether it runs in the working copy, which can be edited meanwhile."""
+    not_counted: Sequence[str] = ()
+    """Names in the working folder that may be part of what runs, and are in no digest."""
 
     @property
     def digest(self) -> str:
@@ -61,18 +65,14 @@ class SideCode:
         """Return the code in the folder of a side; `runs_in`: the working folder of a command."""
         configuration = cfg.read_yaml(side / recorded.CONFIG)
         configuration.pop("seed", None)
-        files: dict[str, str] = {}
-        for path in _regular_files(side / FOLDER):
-            name = f"{FOLDER}/{path.relative_to(side / FOLDER).as_posix()}"
-            if path.name == definition.FILE:
-                command = cfg.read_yaml(path)
-                configuration["command"] = {k: v for k, v in command.items() if k != "folder"}
-            else:
-                files[name] = sha256(path)
+        files = digests(side, FOLDER)
+        if files.pop(f"{FOLDER}/{definition.FILE}", None) is not None:
+            command = cfg.read_yaml(side / FOLDER / definition.FILE)
+            configuration["command"] = {k: v for k, v in command.items() if k != "folder"}
         if runs_in is None:
             return cls(configuration, files)
-        sources = _sources(runs_in, results=side.parents[1])
-        return cls(configuration, files | sources, _commit(runs_in), working_copy)
+        sources, left = _sources(runs_in, results=side.parents[1])
+        return cls(configuration, files | sources, _commit(runs_in), working_copy, left)
 
     @property
     def content(self) -> dict[str, Any]:
@@ -112,13 +112,13 @@ def read(folder: Path) -> dict[str, Any]:
 
 def write_searched(folder: Path) -> None:
     """Write what the command of a search runs in its working folder, into the search's folder."""
-    files = _sources(_working_folder(folder), results=folder.parent)
-    content = {_SEARCHED: {"files": files, "working_copy": True}}
+    files, left = _sources(working_folder(folder), results=folder.parent)
+    content = {_SEARCHED: {"files": files, "working_copy": True, "not_counted": left}}
     write_text(folder / CODE, json.dumps(content, indent=1) + "\n")
 
 
 def check_unedited(folder: Path, force: bool) -> None:
-    """Refuse to go on with a search or comparison of a command whose Python files have changed:
+    """Refuse to go on with a search or comparison of a command whose program has changed:
     its runs would be of two programs. Raises `ConfigError`; not with `force`."""
     if not force and (names := _edited(folder)):
         raise ConfigError(
@@ -128,15 +128,15 @@ def check_unedited(folder: Path, force: bool) -> None:
 
 
 def _edited(folder: Path) -> list[str]:
-    """Return the Python files of working copies that have changed since the first run."""
+    """Return the files of working copies, see `PROGRAM`, that differ from those at the first run."""
     code, names = read(folder), set[str]()
     for side in (*recorded.SIDES, _SEARCHED):
         if not code.get(side, {}).get("working_copy"):
             continue
-        runs_in = _working_folder(folder if side == _SEARCHED else folder / side)
+        runs_in = working_folder(folder if side == _SEARCHED else folder / side)
         for name, digest in code[side]["files"].items():
             place, _, inside = name.partition("/")
-            if place != worktrees.SOURCE or not inside.endswith(".py"):
+            if place != worktrees.SOURCE or not inside.endswith(PROGRAM):
                 continue
             path = runs_in / inside
             if not path.is_file() or sha256(path) != digest:
@@ -144,44 +144,64 @@ def _edited(folder: Path) -> list[str]:
     return sorted(names)
 
 
-def _working_folder(place: Path) -> Path:
+def working_folder(place: Path) -> Path:
     """Return the folder in which the command of a side or search runs."""
     return Path(cfg.read_yaml(place / FOLDER / definition.FILE)["folder"])
 
 
-def side_of(content: Mapping[str, Any], side: str) -> SideCode:
-    """Return a side of what `read` returns."""
-    names = [field.name for field in dataclasses.fields(SideCode)]
-    return SideCode(**{name: content[side][name] for name in names})
+def not_counted(code: Mapping[str, Any]) -> str:
+    """Return which files may be part of what runs and are in no digest; '' for none."""
+    names = {name for side in recorded.SIDES for name in code.get(side, {}).get("not_counted", ())}
+    listed = truncate(", ".join(sorted(names)), 200)
+    return f"in no digest (git ignores or does not know them): {listed}" if names else ""
 
 
 # ---- files
-def listed(folder: Path, results: Path) -> list[str]:
-    """Return the files in the working folder of a command that are its code, relative to it.
+def listed(folder: Path, results: Path) -> tuple[list[str], list[str]]:
+    """Return the files in the working folder of a command that are its code, relative to it, and
+    what else may be.
 
-    In a git repository those that git knows or would add; else Python files. What is in `results`,
-    a folder below, is none, nor what an earlier comparison has left with `--out`.
+    In a git repository those that git tracks, in submodules and by links too, and new ones that it
+    would add, but for hidden ones; else Python files. What is in `results`, a folder below, is
+    none, nor what an earlier comparison has left with `--out`.
     """
-    words = ("ls-files", "--cached", "--others", "--exclude-standard", "-z", "--", ".")
+
+    def names(*options: str) -> list[str]:
+        return git(folder, "ls-files", "-z", *options, where="git").decode().split("\0")[:-1]
+
     try:
-        names = git(folder, *words, where="git").decode().split("\0")
-    except ConfigError:
-        names = [path.relative_to(folder).as_posix() for path in _python_files(folder)]
-    names = [name for name in names if name and not name.startswith(("ray_results/", "."))]
+        tracked = names("--recurse-submodules")
+        new = names("--others", "--exclude-standard")
+        left = names("--others", "--ignored", "--exclude-standard", "--directory")
+    except ConfigError:  # no repository
+        tracked = [path.relative_to(folder).as_posix() for path in _python_files(folder)]
+        new, left = [], ["all but Python files, without git"]
+    found = [name for name in tracked if (folder / name).is_file()]
+    for name in tracked:
+        if (path := folder / name).is_symlink() and path.is_dir():
+            inside = [one for one in sorted(path.rglob("*")) if one.suffix in PROGRAM]
+            found += [one.relative_to(folder).as_posix() for one in inside]
+        elif path.is_dir():  # another repository, which git names as a folder
+            left.append(f"{name}/")
+    for name in new:
+        hidden = any(part.startswith(".") for part in Path(name).parts)
+        (left if hidden or not _is_regular(folder / name) else found).append(name)
     results, folder = results.resolve(), folder.resolve()
-    below = f"{results.relative_to(folder).as_posix()}/" if folder in results.parents else "/"
-    names = [name for name in names if not name.startswith(below)]
-    folders = {parent for name in names for parent in Path(name).parents} - {Path()}
-    proofs = {one for one in folders if (folder / one / PROOF).is_file()}
-    names = [name for name in names if proofs.isdisjoint(Path(name).parents)]
-    found = [name for name in names if _is_regular(folder / name)]
-    return sorted(found)[:MOST_FILES]
+    skipped = ["ray_results/", ".tunediff/"]
+    skipped += [f"{results.relative_to(folder)}/"] if folder in results.parents else []
+    parents = {parent for name in found for parent in Path(name).parents} - {Path()}
+    skipped += [f"{one.as_posix()}/" for one in parents if (folder / one / PROOF).is_file()]
+    counted = sorted({name for name in found if not name.startswith((*skipped,))})
+    left = [name for name in left if not name.startswith((*skipped,)) and "__pycache__" not in name]
+    beyond = [f"{len(counted) - MOST_FILES} files more"] if len(counted) > MOST_FILES else []
+    return counted[:MOST_FILES], left + beyond
 
 
-def _sources(runs_in: Path, results: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file that `listed` names, by its name below `source/`."""
-    names = listed(runs_in, results)
-    return {f"{worktrees.SOURCE}/{name}": sha256(runs_in / name) for name in names}
+def _sources(runs_in: Path, results: Path) -> tuple[dict[str, str], list[str]]:
+    """Return the SHA-256 of each file that `listed` names, by its name below `source/`, and what
+    else may be code."""
+    names, left = listed(runs_in, results)
+    return {f"{worktrees.SOURCE}/{name}": sha256(runs_in / name) for name in names}, left
 
 
 def _python_files(folder: Path) -> Iterator[Path]:
@@ -205,14 +225,16 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _regular_files(folder: Path) -> list[Path]:
-    skipped = (copies.MANIFEST,)
-    paths = sorted(folder.rglob("*")) if folder.is_dir() else []
-    return [
-        path
-        for path in paths
-        if _is_regular(path) and path.name not in skipped and "__pycache__" not in path.parts
-    ]
+def digests(side: Path, place: str) -> dict[str, str]:
+    """Return the SHA-256 of the files in a folder of a side, by their names in the side."""
+    paths = [path for path in regular_files(side / place) if path.name != copies.MANIFEST]
+    return {path.relative_to(side).as_posix(): sha256(path) for path in paths}
+
+
+def regular_files(folder: Path) -> list[Path]:
+    """Return the files below a folder, without links, to data of the user, and caches."""
+    paths = [path for path in folder.rglob("*") if "__pycache__" not in path.parts]
+    return sorted(filter(_is_regular, paths))
 
 
 def _is_regular(path: Path) -> bool:

@@ -1,7 +1,7 @@
-"""Check the folder of somebody's result: compute its verdict again from its journals alone.
+"""Check the folder of somebody's result, by its journals alone, and run its comparison again.
 
-No code of the folder runs: journals, rules and digests are data. Compared are the numbers that
-follow from the journals, the files' digests, and the seeds that follow from the code.
+To check it no code of the folder runs: journals, rules and digests are data. Compared are the
+numbers that follow from the journals, all files, and the seeds that follow from the code.
 """
 
 from __future__ import annotations
@@ -9,20 +9,34 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Iterator, Mapping
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.analysis.pair_test import HOLDOUT, JUDGE, PairTest
+from tunediff.command import definition, worktrees
+from tunediff.command.metrics import NUMBER, MetricPattern, as_number
+from tunediff.command.process import LOG
 from tunediff.config import recorded
+from tunediff.config.code import FOLDER
 from tunediff.core.errors import ConfigError
-from tunediff.judge import frozen_code, proof
+from tunediff.core.files import write_text
+from tunediff.core.refusals import check_name, check_new, timed_name, writing
+from tunediff.core.trial_record import TrialRecord
+from tunediff.judge import frozen_code, locked_judge, proof
 from tunediff.report.pair_summary import measured
+from tunediff.report.words import EFFECTS
+from tunediff.tuning import at_once
 
 TOLERANCE = 1e-9
 """Relative difference of a number on another machine that is rounding."""
+_EFFECT = re.compile(r"(\S+) \((\S+) … (\S+)\)")
+_PAIR = re.compile(r"^\| *(\d+) *\| *(\S+) *\| *(\S+) *\|", re.MULTILINE)
+"""What `result.md` says of the difference, and of a pair: its number, A's value and B's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +47,8 @@ class CheckedFolder:
     test: PairTest
     content: Mapping[str, Any]
     """Its file, `pairs.FILE`."""
-    code: Mapping[str, Any]
+    files: Mapping[str, str]
+    """SHA-256 of its files by name."""
     faults: list[str]
     """What is not as the folder says; empty: verified."""
     notes: list[str]
@@ -67,17 +82,24 @@ def check(folder: Path) -> CheckedFolder:
         if key not in content:
             raise ConfigError(f"{folder / pairs.FILE}: is damaged: {key} is missing")
     test = PairTest.read(folder, content)
+    files, large = said.get("files", {}), said.get("not_copied", {})
+    computed = {**measured(test), "a": content["a"], "b": content["b"]}
     faults = [
-        *_changed_files(folder, said.get("files", {})),
-        *_other_numbers(measured(test), result),
-        *_other_code(folder, code, test),
+        *_other_files(folder, files),
+        *_other_rules(folder, content),
+        *_other_numbers(computed, result),
+        *_other_comment(folder / proof.COMMENT, test, computed),
+        *_other_code(folder, code, large),
+        *_other_runs(folder, code, test),
         *_other_judges(folder, content),
     ]
     notes = [
         f"{side}: its files changed while it ran; the copy is of the end"
         for side in said.get("changed_meanwhile", ())
     ]
-    return CheckedFolder(folder, test, content, code, faults, notes)
+    notes += [f"{name}: {file['bytes']} bytes, is not there" for name, file in large.items()]
+    notes += filter(None, [frozen_code.not_counted(code)])
+    return CheckedFolder(folder, test, content, files, faults, notes)
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -87,20 +109,28 @@ def _json(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: is damaged: {error}") from None
 
 
-def _changed_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
-    """Yield each file that is missing, changed or new since the folder was written."""
+def _other_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
+    """Yield each file that is missing, changed, new or a link since the folder was written."""
     found = {
         path.relative_to(folder).as_posix(): path
-        for path in folder.rglob("*")
-        if path.is_file() and path.name != proof.FILE
+        for path in sorted(folder.rglob("*"))
+        if (path.is_symlink() or not path.is_dir()) and path != folder / proof.FILE
     }
     for name, digest in files.items():
         if name not in found:
             yield f"{name}: is missing"
-        elif frozen_code.sha256(found[name]) != digest:
+        elif found[name].is_symlink() or frozen_code.sha256(found[name]) != digest:
             yield f"{name}: has been changed"
-    journals = (name for name in found.keys() - files.keys() if name.startswith("trials/"))
-    yield from (f"{name}: was not there" for name in sorted(journals))
+    yield from (f"{name}: was not there" for name in found.keys() - files.keys())
+
+
+def _other_rules(folder: Path, content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield each rule that `compare` refuses; a ledger's levels may be small."""
+    level, most = content.get("level", 0.05), content["pairs"]
+    if not (0.001 <= level <= 0.5 or (0 < level < 0.5 and (folder / pairs.LEDGER).is_file())):
+        yield f"{pairs.FILE}: level: {level} is not allowed; allowed: 0.001 to 0.5"
+    if not 3 <= most <= 100:
+        yield f"{pairs.FILE}: pairs: {most} is not allowed; allowed: 3 to 100"
 
 
 def _other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[str]:
@@ -118,27 +148,97 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _other_code(folder: Path, code: Mapping[str, Any], test: PairTest) -> Iterator[str]:
-    """Yield what contradicts the digests of the code: files, digests, and seeds."""
-    if not code:
-        return
-    for side in recorded.SIDES:
-        frozen = frozen_code.side_of(code, side)
-        if frozen.digest != code[side]["digest"]:
-            yield f"{side}: its digest is not that of its files and its configuration"
-        for name, digest in frozen.files.items():
-            copy = folder / side / name  # a large file is named and not copied
-            if copy.is_file() and frozen_code.sha256(copy) != digest:
+def _other_comment(file: Path, test: PairTest, computed: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what the text for a pull request says otherwise: verdict, difference, pairs."""
+    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    verdict = f"**tunediff: {computed['verdict']}.**"
+    if not text.startswith(verdict):
+        yield f"{file.name}: does not begin with {verdict}"
+    effect = [computed[name] for name in EFFECTS if computed[name] is not None]
+    shown = _EFFECT.search(text.partition("\n")[0])
+    if shown and len(effect) == 3 and not all(map(_shows, shown.groups(), effect)):
+        yield f"{file.name}: {shown[0]}, which does not follow from the journals"
+    values = dict(enumerate(test.values.T.tolist(), 1))
+    for number, *words in _PAIR.findall(text):
+        row = values.pop(int(number), [])
+        if not row or not all(_shows(*one) for one in zip(words, row, strict=True)):
+            yield f"{file.name}: pair {number}: {', '.join(words)} by the table, {row} by the journals"
+    yield from (f"{file.name}: pair {number} is missing" for number in values)
+
+
+def _shows(word: str, value: float) -> bool:
+    """Return whether a rounded number is that of a value; a run without one shows its status."""
+    try:
+        number = float(word.replace("−", "-").replace(",", ""))
+    except ValueError:
+        return not math.isfinite(value)
+    decimals = 0 if "e" in word else len(word.partition(".")[2])
+    last_digit = 0.51 * 10.0**-decimals if "e" not in word else 0.0
+    return math.isclose(number, value, rel_tol=0.006, abs_tol=last_digit)
+
+
+def _other_code(folder: Path, code: Mapping[str, Any], large: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what contradicts the digests of the code: files, configurations, and the first seed."""
+    for side in recorded.SIDES if code else ():
+        copied = frozen_code.SideCode.of(folder / side)
+        files = {**copied.files, **frozen_code.digests(folder / side, worktrees.SOURCE)}
+        frozen = code[side]["files"]
+        for name, digest in frozen.items():
+            if (file := large.get(f"{side}/{name}")) is not None:
+                files.setdefault(name, file["sha256"])
+            if files.get(name) != digest:
                 yield f"{side}/{name}: is not the file that ran"
-    first = code["first_seed"]
-    digests = [code[side]["digest"] for side in recorded.SIDES]
-    if code["drawn"] and first != frozen_code.drawn_seed(digests):
+        for name in sorted(files.keys() - frozen.keys()):
+            yield f"{side}/{name}: was not there when the code was frozen"
+        recomputed = dataclasses.replace(copied, files=files).digest
+        if recomputed != code[side]["digest"]:
+            yield f"{side}: its digest is not that of its files and its configuration"
+    digests = [code[side]["digest"] for side in recorded.SIDES] if code else []
+    if code and code["drawn"] and code["first_seed"] != frozen_code.drawn_seed(digests):
+        first = code["first_seed"]
         yield f"first_seed: {first} does not follow from the digests of the code"
-    if code["drawn"]:
+
+
+def _other_runs(folder: Path, code: Mapping[str, Any], test: PairTest) -> Iterator[str]:
+    """Yield what contradicts the side of a run: its name, configuration, seed and log."""
+    for row, side in enumerate(recorded.SIDES):
+        expected = cfg.flatten(cfg.read_yaml(folder / side / recorded.CONFIG))
+        expected = {
+            k: v for k, v in expected.items() if k not in (cfg.FORMAT_KEY, "workload", "seed")
+        }
+        file = folder / side / FOLDER / definition.FILE
+        command = cfg.read_yaml(file) if file.is_file() else {}
         for number, pair in enumerate(test.runs):
-            for run in pair:
-                if run is not None and run.seed != first + number:
-                    yield f"{run.name}: its seed is {run.seed}, not {first + number}"
+            if (run := pair[row]) is None:
+                continue
+            if run.drawn.get("side") != side:
+                yield f"{run.name}: is a run of {run.drawn.get('side')}, not of {side}"
+            for knob, value in expected.items():
+                if (ran := run.config.get(knob)) != value:
+                    yield f"{run.name}: {knob} was {ran}, not {value} as in {side}/{recorded.CONFIG}"
+            if code and code["drawn"] and run.seed != code["first_seed"] + number:
+                yield f"{run.name}: its seed is {run.seed}, not {code['first_seed'] + number}"
+            yield from _other_log(folder / "trials" / run.name, run, test, command)
+
+
+def _other_log(
+    place: Path, run: TrialRecord, test: PairTest, command: Mapping[str, Any]
+) -> Iterator[str]:
+    """Yield the value of a run that is not among the numbers of the log from which it was read."""
+    is_judged = test.metric != test.objective
+    log = place / (locked_judge.LOG if is_judged else LOG)
+    is_mean = str(command.get("reduce", "last")).startswith("mean")
+    is_read = is_judged or (command and command.get("metrics") is None and not is_mean)
+    if run.status != "ok" or not is_read or not log.is_file():
+        return
+    text, value = log.read_text(errors="replace"), run.value(test.metric)
+    pattern = MetricPattern(
+        test.objective, None if is_judged else command.get("pattern"), "pattern"
+    )
+    printed = {pattern.find(line) for line in text.splitlines()}
+    printed |= {as_number(word) for word in re.findall(NUMBER, text, re.IGNORECASE)}
+    if value not in printed and text.count("(the log ends here;") == 0:
+        yield f"{place.name}/{log.name}: has no {value}, the value of the run by its journal"
 
 
 def _other_judges(folder: Path, content: Mapping[str, Any]) -> Iterator[str]:
@@ -147,3 +247,48 @@ def _other_judges(folder: Path, content: Mapping[str, Any]) -> Iterator[str]:
         digest = content.get(key)
         if digest is not None and frozen_code.sha256(folder / name) != digest:
             yield f"{name}: is not the {key} that was locked"
+
+
+# ---- run it again
+def reproduce(source: Path, storage: Path, name: str | None, say: Callable[[str], object]) -> Path:
+    """Make a new comparison with both sides, the rules and the seeds of the folder `source`.
+
+    Commands run in the copy of their files; what their folder lacks, such as data that git ignores,
+    is linked from the working folder. Raises `ConfigError` for a folder that has been changed, and
+    for runs at the same time on other devices than this machine has.
+    """
+    checked = check(source)
+    if checked.faults:
+        raise ConfigError(f"{source}: is not as it was written: {checked.faults[0]}")
+    at_once.as_it_began(checked.test.at_once)  # refuses what this machine cannot run
+    name = name or timed_name("reproduce")
+    folder = storage.resolve() / name
+    check_name(name)
+    check_new(folder)
+    new = folder.with_name(f".{folder.name}-{os.getpid()}")
+    parts = (pairs.FILE, pairs.CODE, JUDGE, HOLDOUT, *recorded.SIDES)
+    with writing("--storage", folder):
+        for file in checked.files:  # what has a digest, and nothing else
+            if file.partition("/")[0] in parts:
+                proof.copy(source / file, new / file)
+        for side in recorded.SIDES:
+            _run_in_copy(new / side, folder / side)
+        new.rename(folder)
+    say(f"runs the code in {source}: A is {checked.content['a']}, B is {checked.content['b']}")
+    return folder
+
+
+def _run_in_copy(new: Path, side: Path) -> None:
+    """Let the command of a side run in its copied files, if it is a command."""
+    file = new / FOLDER / definition.FILE
+    if not file.is_file():
+        return
+    runs_in, copy = Path().absolute(), new / worktrees.SOURCE
+    if copy.is_dir():
+        for entry in runs_in.iterdir():
+            hidden = entry.name.startswith(".") or entry.name in ("__pycache__", "ray_results")
+            if not hidden and not (copy / entry.name).exists():
+                (copy / entry.name).symlink_to(entry)
+        runs_in = side.absolute() / worktrees.SOURCE
+    content = cfg.read_yaml(file)
+    write_text(file, cfg.to_yaml({**content, "folder": str(runs_in)}))
