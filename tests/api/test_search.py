@@ -64,13 +64,11 @@ def test_results_of_a_search_are_tables_figures_and_typed_values(night, tmp_path
 
 
 def test_every_figure_of_the_report_is_a_matplotlib_figure(night):
-    night.report()
-    names = {path.stem for path in (night.folder / "report").glob("*.png")}
-    assert {"curves", "trade_offs", "step"} <= names
-    assert all(isinstance(night.figure(name), Figure) for name in names)
     with pytest.raises(tunediff.TunediffError, match="figure: 'effects' is not allowed; allowed: ") as error:
         night.figure("effects")  # of too few trials, which would draw single runs as means
-    assert set(str(error.value).rpartition("allowed: ")[2].split(", ")) == names
+    names = str(error.value).rpartition("allowed: ")[2].split(", ")
+    assert {"curves", "trade_offs", "step"} <= set(names)
+    assert all(isinstance(night.figure(name), Figure) for name in names)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,11 @@
 """The report of a search: nothing in a folder can break or abuse it; its files, states and command."""
 
-import base64
 import contextlib
-import hashlib
-import html
 import json
 import math
 import re
-import shutil
-import subprocess
 
+import markupsafe
 import numpy as np
 import pytest
 import yaml
@@ -19,52 +15,13 @@ from tests.searches import FILE, again, make, random_points, write
 from tunediff.analysis import journals
 from tunediff.report import __main__ as command
 from tunediff.report import outputs
-from tunediff.report.files import Files
-from tunediff.report.html import SCRIPT
 from tunediff.tuning import sessions
-
-# --------------------------------------------------------------------------------------------------------------- files
-
-
-SORTED = """
-const head = {appendChild() {}, removeAttribute() {}, getAttribute: () => null, setAttribute() {}};
-const rows = CELLS.map(text => ({cells: [{textContent: text}], dataset: {}, textContent: text})), out = [];
-const body = {rows: rows, appendChild: row => out.push(row.textContent)};
-const table = {tBodies: [body], tHead: {rows: [{cells: [head]}]}};
-let click;
-globalThis.document = {
-  getElementById: id => id === "trials-table" ? table : {addEventListener() {}},
-  createElement: () => ({appendChild() {}, addEventListener: (_, call) => { click = call; }}),
-  querySelector: () => ({}),
-};
-"""
-"""What of a browser the script needs to sort a table of one column by a click on its heading."""
-
-
-@pytest.mark.skipif(shutil.which("node") is None, reason="needs node")
-def test_a_click_sorts_differences_by_their_size():
-    order = ["−1,200", "−0.3", "−0.012", "≥ 0.001", "+0.012", "+0.5", "+3", "10", ""]
-    program = (
-        SORTED.replace("CELLS", json.dumps(sorted(order))) + SCRIPT + "\nclick(); console.log(JSON.stringify(out));"
-    )
-    done = subprocess.run(["node", "-e", program], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == order
-
-
-def test_a_report_removes_files_of_an_earlier_one_and_nothing_else(tmp_path):
-    for name in ("won.csv", "longer_240s.csv", "longer_240s.png", "longer_480s.csv", "mine.csv"):
-        (tmp_path / name).write_text("")
-    files = Files(tmp_path)
-    files.keep("longer_480s.csv", b"")
-    files.tidy()
-    assert {file.name for file in tmp_path.iterdir()} == {"longer_480s.csv", "mine.csv"}
-
 
 # ------------------------------------------------------------------------------------------- a folder of somebody else
 EVIL = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\" onmouseover='alert(3)' $\\frac{1$"
 
 
-def test_the_page_loads_nothing_runs_one_script_and_shows_content_of_files_as_text(night, rendered):
+def test_the_page_loads_nothing_runs_no_script_and_shows_content_of_files_as_text(night, rendered):
     space = journals.read(again(night))[0].space
     evil = {"drawn": {"loader.batch_size": 64, "optimizer.lr": 1e-3, "precision.amp": "none"}}
     place = write(night, space, 3, curve=((20.0, 4000, 0.5),), label=EVIL, config={"weighting.name": EVIL}, **evil)
@@ -85,38 +42,28 @@ def test_the_page_loads_nothing_runs_one_script_and_shows_content_of_files_as_te
     (place / "samples.png").write_text(f"<svg onload='alert(4)'>{EVIL}</svg>")
     page = written(night)
     assert re.search("t0003 is (best|ahead)", words(page))
-    assert html.escape(EVIL) in page, "it is shown as it is"
+    assert markupsafe.escape(EVIL) in page, "it is shown as it is"
     assert "<script>alert" not in page
-    assert not re.search(r"https?:|//[a-z]", re.sub(r'src(set)?="data:[^"]*"', "", page))
+    assert not re.search(r"https?:|//[a-z]", re.sub(r'src="data:[^"]*"', "", page))
     elements = Elements(page).found
-    assert [attrs for tag, attrs in elements if tag == "script"] == [{}]
+    assert not [attrs for tag, attrs in elements if tag == "script"]
     assert not [attrs for _, attrs in elements if any(name.startswith("on") for name in attrs)]
     assert not [tag for tag, _ in elements if tag in ("link", "iframe", "object", "embed", "base", "form")]
     sources = {attrs["src"].partition(";")[0] for tag, attrs in elements if tag == "img"}
     assert sources == {"data:image/svg+xml", "data:image/png"}
     policy = next(attrs["content"] for tag, attrs in elements if attrs.get("http-equiv") == "Content-Security-Policy")
     assert "default-src 'none'" in policy
-    assert base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode() in policy
+    assert "script-src" not in policy
     links = [attrs["href"] for tag, attrs in elements if tag == "a"]
-    files = {path.name for path in (night / "report").iterdir()}
-    assert {f"report/{name}" for name in files} <= set(links)
-    assert all((night / link).is_file() for link in links if not link.startswith("#"))
-    assert files >= {"curves.png", "step.png", "trade_offs.png", "baseline_samples.png"}
-    assert all((night / "report" / name).read_bytes()[:4] == b"\x89PNG" for name in files if name.endswith(".png"))
-    # Every chart is there for telephones as well.
-    small = [attrs for tag, attrs in elements if tag == "source"]
-    assert len(small) == len([tag for tag, _ in elements if tag == "picture"]) > 3
-    assert all(attrs["media"] == "screen and (max-width: 44rem)" for attrs in small)
+    assert all(link.startswith("#") for link in links)
 
 
 def test_a_spreadsheet_sees_no_formula(night, plain):
     space = journals.read(night)[0].space
     for number, first in enumerate("=+-@", 3):
         write(night, space, number, {"loader.batch_size": 32}, curve=(), status="error", reason=f"{first}A1")
-    written(night)
     outputs.write_all(journals.read(night)[0])
-    for table in (night / "report" / "trials.csv", night / "trials.csv"):
-        assert [row["reason"] for row in rows(table)[3:]] == ["'=A1", "'+A1", "'-A1", "'@A1"]
+    assert [row["reason"] for row in rows(night / "trials.csv")[3:]] == ["'=A1", "'+A1", "'-A1", "'@A1"]
 
 
 def test_damaged_points_are_no_values(night, plain):
@@ -136,7 +83,7 @@ def test_damaged_points_are_no_values(night, plain):
 
 def test_the_result_comes_first_title_verdict_curves_then_the_contents(night):
     page = written(again(night))
-    places = [page.index(part) for part in ("<h1>", 'class="lead"', "<picture>", "<nav", 'id="trials"')]
+    places = [page.index(part) for part in ("<h1>", 'class="lead"', "<figure>", "<nav", 'id="trials"')]
     assert places == sorted(places)
     first = words(page[: page.index("<nav")])
     assert "lower is better; depends on the number of images" in first, "what the objective is"
@@ -196,8 +143,6 @@ def test_a_thousand_trials(tmp_path, rendered):
     page = written(folder)
     assert len(page) < 3e6
     assert "1,000 trials, the best first" in words(page)
-    assert len(rows(folder / "report" / "trials.csv")) == 1000
-    assert sum(path.stat().st_size for path in (folder / "report").iterdir()) < 5e6
 
 
 # --------------------------------------------------------------------------------------------------------- the command
@@ -219,7 +164,6 @@ def test_the_command_writes_into_the_given_folder(night, plain, tmp_path, capsys
         (lambda folder: (folder / "search.yaml").write_bytes(b"\xff\xfe"), "is not a text file in UTF-8"),
         (lambda folder: (folder / "search.yaml").write_text(yaml.safe_dump(FILE | {"objective": {"metric": [1]}})), "damaged"),
         (lambda folder: (folder / "baseline.yaml").unlink(), "baseline.yaml: cannot be read"),
-        (lambda folder: (folder / "report").write_text("in the way"), "--out: "),
     ],
 )  # fmt: skip
 def test_damaged_folders_are_refused_in_a_line(night, tmp_path, capsys, break_it, message):

@@ -66,7 +66,7 @@ def test_ratio_and_means_are_those_of_the_values(capsys):
     a = np.array(BETTER["A"])
     assert (said["a_value"], said["a_sd"]) == (pytest.approx(a.mean()), pytest.approx(a.std(ddof=1)))
     assert said["training_s"] == 120
-    table = rows(Path("ray_results/x/report/pairs.csv"))
+    table = rows(Path("ray_results/x/pairs.csv"))
     assert [(row["pair"], row["a_seed"], row["b_seed"], float(row["b_frechet"])) for row in table] == [
         ("1", "500", "500", 1.0), ("2", "501", "501", 1.08), ("3", "502", "502", 0.96),
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from tunediff import search_space
 from tunediff.core import colors
 from tunediff.report import style
 from tunediff.report.sections import knobs
-from tunediff.report.style import Chart, Digits
+from tunediff.report.style import Digits
 
 MEANINGS = {name: getattr(colors, name) for name in ("BASELINE", "WINNER", "OTHER", "FAILED", "PRUNED")}
 NEUTRAL = {style.INK, style.SOFT, style.RULE, knobs.STRONG, colors.PLAIN, "#ffffff"}
@@ -102,27 +102,24 @@ MAKES = {
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory):
-    """All figures of a report by the kind of the search, for a wide page and for a telephone."""
+    """All figures of a report by the kind of the search."""
     known = {}
 
     def of(kind):
         if kind not in known:
             with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(style, "draw", lambda build: kept(build, known.setdefault(kind, [])))
+                patched.setattr(style, "draw", lambda build, kind_of_file: kept(build, known.setdefault(kind, [])))
                 folder = tmp_path_factory.mktemp("style") / "night"
                 MAKES[kind](folder)
                 written(folder)
         return known[kind]
 
     def kept(build, found):
-        for narrow in (False, True):
-            with style.drawing(), pytest.MonkeyPatch.context() as patched:
-                patched.setattr(style, "_narrow", narrow)
-                if (figure := build()) is None:
-                    return None
+        with style.drawing():
+            if (figure := build()) is not None:
                 figure.draw_without_rendering()
-                found.append((figure, narrow))
-        return Chart(b"<svg></svg>", b"")
+                found.append(figure)
+                return b"<svg></svg>"
 
     return of
 
@@ -136,9 +133,8 @@ def boxes(figure):
 
 @pytest.mark.parametrize("kind", MAKES)
 def test_nothing_covers_another_or_is_cut_off(drawn, kind):
-    for figure, narrow in drawn(kind):
+    for figure in drawn(kind):
         assert isinstance(figure, Figure)
-        assert (figure.get_size_inches()[0] == style.NARROW_IN) == narrow
         for one, other in itertools.combinations(boxes(figure), 2):
             covered = min(one.x1, other.x1) - max(one.x0, other.x0), min(one.y1, other.y1) - max(one.y0, other.y0)
             assert min(covered) < 2, figure.get_suptitle() or [axes.get_xlabel() for axes in figure.axes]
@@ -167,7 +163,7 @@ def hues(figure):
 @pytest.mark.parametrize("kind", MAKES)
 def test_every_colour_is_one_of_ours_and_means_one_thing(drawn, kind):
     known = {*MEANINGS.values(), *colors.SERIES, *NEUTRAL}
-    for figure, _ in drawn(kind):
+    for figure in drawn(kind):
         used = {mpl.to_hex(color) for color in hues(figure) if not isinstance(color, str) or color != "none"}
         assert used <= known
         for legend in figure.legends:
@@ -182,8 +178,8 @@ def test_every_colour_is_one_of_ours_and_means_one_thing(drawn, kind):
 
 
 def test_no_line_joins_a_front_of_noise(drawn):
-    panels = [axes for figure, _ in drawn("ordinary") for axes in figure.axes if "→" in axes.get_xlabel()]
-    assert len(panels) == 4
+    panels = [axes for figure in drawn("ordinary") for axes in figure.axes if "→" in axes.get_xlabel()]
+    assert len(panels) == 2
     assert all(line.get_linestyle() == "None" for axes in panels for line in axes.lines)
 
 
@@ -192,7 +188,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 MEASURE = """<title></title><iframe width="{width}" height="900" style="border: 0" srcdoc="{page}"></iframe><script>
 var frame = document.querySelector("iframe");
 frame.onload = function () {{
-  var whole = frame.contentDocument.documentElement, pictures = frame.contentDocument.querySelectorAll("picture img");
+  var whole = frame.contentDocument.documentElement, pictures = frame.contentDocument.querySelectorAll("figure img");
   document.title = [whole.scrollWidth, Math.max(...Array.from(pictures, (one) => one.width)), pictures.length].join(" ");
 }};
 </script>"""

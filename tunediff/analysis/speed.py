@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from collections.abc import Callable, Mapping
 
 from tunediff.analysis import RATE, Results, last, seconds_of
@@ -56,75 +54,6 @@ def per_thousand(trial: TrialRecord) -> dict[str, float]:
 
 
 # ---- compile
-@dataclasses.dataclass(frozen=True)
-class Compiled:
-    """A configuration under torch.compile, and the same one without it if that ran as well."""
-
-    trial: str
-    mode: str
-    budget_s: float
-    """Training seconds of one run; they differ between numbers of devices that share a budget."""
-    uncompiled: str | None
-    uncompiled_samples_per_s: float | None
-    compile_s: float | None
-    samples_per_s: float | None
-    versus_uncompiled: float | None = None
-    samples_to_break_even: float | None = None
-    break_even_s: float | None = None
-    """Training seconds, compilation included, after which compilation has paid for itself."""
-    graphs: int | None = None
-    expected_graphs: int | None = None
-    """Number of different calls of what was compiled; each needs a graph."""
-
-    @property
-    def pays_in_budget(self) -> bool:
-        """Return whether compiling pays within the budget of one run."""
-        return self.break_even_s is not None and self.break_even_s <= self.budget_s
-
-
-def compiled(results: Results) -> list[Compiled]:
-    """Return the configurations under torch.compile, by first trial; rates are means over runs."""
-    # Configurations that differ in nothing but compilation
-    groups: dict[str, list[list[TrialRecord]]] = {}
-    for outcome in results.outcomes:
-        config = outcome.runs[0].config
-        if "parallel.workers" in config:
-            others = {k: config[k] for k in config if k != "seed" and not k.startswith("compile.")}
-            key = json.dumps(others, sort_keys=True, default=str)
-            groups.setdefault(key, []).append(outcome.runs)
-    rows = []
-    for group in groups.values():
-        plain = next((runs for runs in group if not _compiles(runs[0])), None)
-        rows += [_compiled(runs, plain) for runs in group if _compiles(runs[0])]
-    return rows
-
-
-def _compiles(trial: TrialRecord) -> bool:
-    return bool(trial.config.get("compile.mode", "none") != "none")
-
-
-def _compiled(runs: list[TrialRecord], plain: list[TrialRecord] | None) -> Compiled:
-    """Return the row of a compiled configuration; `plain`: its runs without compilation."""
-    first, fast, cost = runs[0], _mean(runs, rate), _mean(runs, compile_s)
-    slow = _mean(plain, rate) if plain is not None else None
-    ratio = fast / slow if fast and slow else None
-    samples, break_even_s = break_even(cost, fast, ratio) or (None, None)
-    return Compiled(
-        trial=first.name,
-        mode=first.config["compile.mode"],
-        budget_s=first.budget_s or 0.0,
-        uncompiled=plain[0].name if plain is not None else None,
-        uncompiled_samples_per_s=slow,
-        compile_s=cost,
-        samples_per_s=fast,
-        versus_uncompiled=ratio,
-        samples_to_break_even=samples,
-        break_even_s=break_even_s,
-        graphs=last(first, "compiled_graphs"),
-        expected_graphs=last(first, "expected_graphs"),
-    )
-
-
 def break_even(
     cost_s: float | None, rate: float | None, ratio: float | None
 ) -> tuple[float, float] | None:

@@ -1,30 +1,21 @@
-"""Build the report's HTML: escaping elements, tables, and the page with style and script."""
+"""Build the report's HTML with jinja2, which escapes all text: elements, tables, and the page."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import html
 import re
 from collections.abc import Sequence
-from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
 
 from tunediff.core import colors
 
 PAGE = "report.html"
-WINNER, BASELINE = colors.WINNER, colors.BASELINE
-STYLE, SCRIPT = (
-    Path(__file__).with_name(name).read_text("utf-8") for name in ("page.css", "page.js")
-)
-
-NARROW = "screen and (max-width: 44rem)"
-"""Media query of the screens that get the narrow charts; page.css repeats it."""
+Html = Markup
+"""Markup. Every other string is escaped when it becomes part of an element."""
 
 _EMPTY_TAGS = ("br", "hr", "img", "input", "meta", "source", "wbr")
-
-
-class Html(str):
-    """Markup. Every other string is escaped when it becomes part of an element."""
 
 
 def el(tag: str, *children: object, **attributes: object) -> Html:
@@ -34,12 +25,13 @@ def el(tag: str, *children: object, **attributes: object) -> Html:
     child or an attribute that is None is left out. Text from files arrives here as a plain string:
     it never becomes markup.
     """
-    named = {
-        name.rstrip("_").replace("_", "-"): value
-        for name, value in attributes.items()
-        if value is not None
-    }
-    opening = "".join(f' {name}="{html.escape(str(value))}"' for name, value in named.items())
+    opening = join(
+        *(
+            Html(' {}="{}"').format(name.rstrip("_").replace("_", "-"), value)
+            for name, value in attributes.items()
+            if value is not None
+        )
+    )
     if tag in _EMPTY_TAGS:
         return Html(f"<{tag}{opening}>")
     return Html(f"<{tag}{opening}>{join(*children)}</{tag}>")
@@ -47,9 +39,8 @@ def el(tag: str, *children: object, **attributes: object) -> Html:
 
 def join(*parts: object) -> Html:
     """Concatenate parts, escape all that are not `Html`, and leave None out."""
-    present = (part for part in parts if part is not None)
-    return Html(
-        "".join(part if isinstance(part, Html) else html.escape(str(part)) for part in present)
+    return Html("").join(
+        part if isinstance(part, str) else str(part) for part in parts if part is not None
     )
 
 
@@ -106,16 +97,9 @@ def note(*words: object) -> Html:
     return el("p", *words, class_="note")
 
 
-def picture(kind: str, content: bytes, alt: str, narrow: bytes = b"") -> Html:
-    """Return an image that is embedded in the page; `narrow`: the version for narrow screens.
-
-    `img` never runs scripts that an SVG contains.
-    """
-    wide, small = (
-        f"data:image/{kind};base64,{base64.b64encode(data).decode()}" for data in (content, narrow)
-    )
-    image = el("img", src=wide, alt=alt)
-    return el("picture", el("source", media=NARROW, srcset=small), image) if narrow else image
+def picture(kind: str, content: bytes, alt: str) -> Html:
+    """Return an image that is embedded in the page. `img` runs no scripts that an SVG contains."""
+    return el("img", src=f"data:image/{kind};base64,{base64.b64encode(content).decode()}", alt=alt)
 
 
 def folded(summary: object, *inside: object) -> Html:
@@ -126,26 +110,12 @@ def folded(summary: object, *inside: object) -> Html:
 def page(title: str, head: Html, sections: Sequence[tuple[str, str, Html]], foot: Html) -> str:
     """Return the whole HTML file; `sections`: (id, heading, content), the result first.
 
-    The table of contents follows the result: on a narrow screen it stands below, else beside.
-    Its content security policy forbids every connection, and every script except `SCRIPT`, which it
-    allows by its hash.
+    The table of contents follows the result: on a narrow screen it stands below, else beside. The
+    content security policy of the page forbids every connection and every script.
     """
-    allowed = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
-    policy = (
-        "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none';"
-        f" form-action 'none'; script-src 'sha256-{allowed}'"
-    )
-    top = join(
-        el("meta", charset="utf-8"),
-        el("meta", http_equiv="Content-Security-Policy", content=policy),
-        el("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        el("meta", name="referrer", content="no-referrer"),
-        el("title", title),
-        el("style", Html(f":root {{ --winner: {WINNER}; --baseline: {BASELINE}; }}\n{STYLE}")),
-    )
-    links = (el("li", el("a", heading, href=f"#{name}")) for name, heading, _ in sections)
-    contents = el("nav", el("p", "Contents"), el("ol", *links), aria_label="Contents")
-    parts = (el("section", el("h2", title), body, id=name) for name, title, body in sections)
-    main = el("main", el("header", head), next(parts), contents, *parts, el("footer", foot))
-    body = el("body", main, el("script", Html(SCRIPT)))
-    return f'<!doctype html>\n<html lang="en">\n<head>{top}</head>\n{body}\n</html>\n'
+    loader = jinja2.PackageLoader("tunediff.report", "")
+    template = jinja2.Environment(loader=loader, autoescape=True).get_template("page.html")
+    return template.render(
+        title=title, head=head, sections=sections, foot=foot,
+        winner=colors.WINNER, baseline=colors.BASELINE,
+    )  # fmt: skip

@@ -19,7 +19,7 @@ from tunediff.core.text import seconds
 from tunediff.report import study_figure, study_table
 from tunediff.report.context import Highlights, protocol
 from tunediff.report.sections import curves, seeds
-from tunediff.report.style import add_title, png
+from tunediff.report.style import add_title, draw
 from tunediff.report.verdicts import (
     INTERVALS,
     comparison_table,
@@ -125,7 +125,7 @@ def _png(results: Results, name: str, build: Callable[[], Figure], about: str = 
                 add_title(figure, f"{results.folder.name}: {about}".replace(": \n", "\n"))
             return figure
 
-        if (content := png(titled)) is not None:
+        if (content := draw(titled, "png")) is not None:
             path.write_bytes(content)
 
     path = results.folder / name

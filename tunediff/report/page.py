@@ -1,4 +1,4 @@
-"""Write the report of a search: one self-contained HTML file, and its data next to it.
+"""Write the report of a search: one self-contained HTML file.
 
 Every section begins with a sentence that states its result, and is left out if it has none. Facts
 come from `tunediff.analysis`; `html` escapes everything that comes from files.
@@ -15,12 +15,12 @@ from tunediff.core.files import write_atomically
 from tunediff.core.text import pluralize
 from tunediff.report import html
 from tunediff.report.context import ReportContext
-from tunediff.report.files import FOLDER, Build, Files
+from tunediff.report.figures import Build, Figures
 from tunediff.report.html import PAGE, Html, el, join
 from tunediff.report.sections import curves, knobs, reproduce, seeds, speed, trials, why, won
 from tunediff.report.words import duration
 
-Section = Callable[[ReportContext, Files], Html | None]
+Section = Callable[[ReportContext, Figures], Html | None]
 
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("won", "Result", won.won),
@@ -33,7 +33,6 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("importance", "Knob importance", knobs.importance),
     ("effects", "Knob effects", knobs.effects),
     ("trade-offs", "Trade-offs", speed.trade_offs),
-    ("compile", "When torch.compile pays", speed.compiling),
     ("failures", "Failures", trials.failures),
     ("trials", "Every trial", trials.trials),
     ("reproduce", "Reproduce", reproduce.reproduce),
@@ -42,20 +41,19 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
 
 
 def write_all(context: ReportContext, out: Path) -> dict[str, Path]:
-    """Write page and data into `out`; return the paths of `report` and `data`. Raises `OSError`."""
-    files, sections = Files(out / FOLDER), list[tuple[str, str, Html]]()
+    """Write the page into `out`; return its path as `report`. Raises `OSError`."""
+    figures, sections = Figures(), list[tuple[str, str, Html]]()
     seconds, about_best = context.results.clock.seconds, why.heading(context)
     for name, heading, build in SECTIONS:
-        if (content := build(context, files)) is not None:
+        if (content := build(context, figures)) is not None:
             title = heading.format(why=about_best, label=context.label, seconds=seconds)
             # The name of an objective may begin in lower case, a heading does not.
             sections.append((name, title[:1].upper() + title[1:], content))
     command = el("code", context.command("report"))
     again = el("p", "Written by ", command, "; run it again during the search for newer numbers.")
-    foot = join(again, el("p", "Data: ", files.links()))
+    foot = join(again, el("p", f"Data: trials.csv and curves.csv in {context.results.folder}"))
     write(out, f"{context.results.folder.name}: report", _head(context), sections, foot)
-    files.tidy()
-    return {"report": out / PAGE, "data": out / FOLDER}
+    return {"report": out / PAGE}
 
 
 def write(
@@ -68,10 +66,10 @@ def write(
 
 def figures(context: ReportContext) -> dict[str, Build]:
     """Return what builds each figure of the page, by name; it returns None for no figure."""
-    files = Files()
+    drawn = Figures(drawn=False)
     for _, _, build in SECTIONS:
-        build(context, files)
-    return files.figures
+        build(context, drawn)
+    return drawn.builders
 
 
 def _head(context: ReportContext) -> Html:

@@ -15,8 +15,9 @@ from tunediff.analysis import curve, shown
 from tunediff.analysis.pairs import Pairs
 from tunediff.core import environment
 from tunediff.core.colors import BASELINE, SERIES, WINNER
+from tunediff.core.files import write_csv
 from tunediff.report import page, pair_words, style
-from tunediff.report.files import FOLDER, Files
+from tunediff.report.figures import Figures
 from tunediff.report.html import PAGE, Html, breakable, el, folded, join, lead, note, table
 from tunediff.report.words import markdown_table, rounded
 
@@ -24,23 +25,22 @@ from tunediff.report.words import markdown_table, rounded
 # ---- files
 def write_all(pairs: Pairs) -> Path:
     """Write page and data into the comparison's folder; return the page. Raises `OSError`."""
-    files, metric = Files(pairs.folder / FOLDER), pairs.metric.name
+    metric = pairs.metric.name
     first, *more = pair_words.sentences(pairs)
     chart = None
     runs = [run for pair in pairs.runs for run in pair if run is not None]
     if any(len(curve(run, metric)) > 1 for run in runs):
         title = f"{pairs.label} against {pairs.clock.seconds} of all runs"
         caption = "A line for each run; the dots are their ends."
-        chart = files.chart("curves", lambda: figure(pairs), title, caption)
+        chart = Figures().chart("curves", lambda: figure(pairs), title, caption)
     answer = join(lead(first), chart, *(el("p", sentence) for sentence in more))
-    sections = [("answer", "The answer", answer), ("pairs", "Every pair", _pairs(pairs, files))]
+    sections = [("answer", "The answer", answer), ("pairs", "Every pair", _pairs(pairs))]
     sections.append(("changes", "What B changes", _changes(pairs)))
     if clock := [*pairs.clocked.sentences, *_notes(pairs)]:
         sections.append(("clock", "Which seconds count", join(*(el("p", line) for line in clock))))
     head = join(el("h1", pairs.folder.name), el("p", _about(pairs), class_="soft"))
-    foot = el("p", "Data: ", files.links())
+    foot = el("p", "Data: pairs.csv in this folder")
     page.write(pairs.folder, f"{pairs.folder.name}: comparison", head, sections, foot)
-    files.tidy()
     return pairs.folder / PAGE
 
 
@@ -119,19 +119,21 @@ def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
     return lines
 
 
-def _pairs(pairs: Pairs, files: Files) -> Html:
+def _pairs(pairs: Pairs) -> Html:
     """Write pairs.csv and return the table with one row per pair."""
-    files.csv("pairs", values_of_pairs := frame(pairs))
-    header, *lines = _rows(pairs, values_of_pairs)
+    values = frame(pairs)
+    rows = values.itertuples(index=False, name=None)
+    write_csv(pairs.folder / "pairs.csv", values.columns, rows)
+    header, *lines = _rows(pairs, values)
     order = "every other pair ran B first"
     if pairs.test.at_once > 1:
         order = "they ran at the same time, on two devices that they swap"
     method = (
         f"Both runs of a pair begin with the same seed; {order}. Interval and"
         " verdict account for a look after every pair (the error of 5 % is spent over the looks,"
-        " after Lan and DeMets). "
+        " after Lan and DeMets)."
     )
-    return join(table(header, lines, stacks=True), note(method, files.links("pairs")))
+    return join(table(header, lines, stacks=True), note(method))
 
 
 def figure(pairs: Pairs) -> Figure:

@@ -180,13 +180,12 @@ def _operations(table: StudyTable) -> Figure:
     rows = [row for row in table.rows if len(row.operations)] or table.rows[:1]
     most = max((len(row.operations) for row in rows), default=1)
     height_in = 1.0 + len(rows) * (0.5 + 0.27 * max(1, most))
-    width_in = style.NARROW_IN if style.stacked() else style.WIDTH_IN
-    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    figure = Figure(figsize=(style.WIDTH_IN, height_in), layout="constrained")
     panels = figure.subplots(len(rows) or 1, 1, squeeze=False, sharex=True)
     scale = table.study.quantity("self_s_per_step").scale
     for axes, row in zip(panels[:, 0], rows, strict=False):
         columns = row.operations.reindex(columns=["operation", "self_s_per_step", "share"])
-        names = [short(name, style.max_characters(60)) for name in columns["operation"]]
+        names = [short(name, 60) for name in columns["operation"]]
         lengths = list(columns["self_s_per_step"] * scale)
         words = [
             f"{number(length)} ({100 * share:.0f} %)"
@@ -221,7 +220,7 @@ def _draw(
         axes.bar_label(bars, words, padding=4, fontsize=8)
         ends += list(starts + lengths)
         starts = starts + lengths if stacked else starts
-    labels = [fitted(name, style.max_characters(50)) for name in names]
+    labels = [fitted(name, 50) for name in names]
     axes.set_yticks(range(len(names)), labels, fontsize=8)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlabel(heading)

@@ -1,13 +1,11 @@
 """Set the common style of all figures; `tunediff.core.colors` defines what each colour means.
 
-A chart is drawn twice as SVG, for wide and for narrow screens, and once as PNG for use elsewhere.
-The lines of many trials are rasterized inside the SVG, which limits its size.
+A chart of the page is one SVG. The lines of many trials are rasterized inside the SVG, which limits its size.
 """
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import math
 import textwrap
@@ -28,8 +26,8 @@ from tunediff.core import colors
 from tunediff.report.words import short
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", colors.OTHER, "#e2dfd6"
-WIDTH_IN, NARROW_IN = 9.1, 3.8
-"""Inches of a chart's width on a wide page (96 pixels each) and on a 400-pixel telephone."""
+WIDTH_IN = 9.1
+"""Inches of a chart's width on the page, 96 pixels each."""
 MANY = 120
 """Number of lines above which a chart rasterizes them."""
 DASHED = (0, (2, 2))
@@ -63,15 +61,6 @@ STYLE: dict[Any, Any] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Chart:
-    """One chart as SVG and PNG, and as SVG for narrow screens."""
-
-    svg: bytes
-    png: bytes
-    narrow: bytes = b""
-
-
 @contextlib.contextmanager
 def drawing() -> Iterator[None]:
     """Apply the common style inside a `with` block and suppress warnings about missing glyphs."""
@@ -80,55 +69,25 @@ def drawing() -> Iterator[None]:
         yield
 
 
-_narrow = False
-"""Whether the chart is being drawn for narrow screens."""
-
-
-def draw(build: Callable[[], Figure | None]) -> Chart | None:
-    """Draw the figure of `build` in all formats; None if it returns None."""
-    global _narrow
+def draw(build: Callable[[], Figure | None], kind: Literal["svg", "png"]) -> bytes | None:
+    """Draw the figure of `build`; None if it returns None."""
     with drawing():
         if (figure := build()) is None:
             return None
-        svg, png = _saved(figure, "svg"), _saved(figure, "png")
-        try:
-            _narrow = True
-            small = build()
-        finally:
-            _narrow = False
-        return Chart(svg, png, _saved(small, "svg") if small is not None else b"")
-
-
-def png(build: Callable[[], Figure | None]) -> bytes | None:
-    """Draw the figure of `build` as PNG; None if it returns None."""
-    with drawing():
-        return _saved(figure, "png") if (figure := build()) is not None else None
-
-
-def _saved(figure: Figure, kind: str) -> bytes:
-    file, more = io.BytesIO(), {"Date": None} if kind == "svg" else None
-    figure.savefig(file, format=kind, dpi=150, facecolor="none" if more else "white", metadata=more)
-    return file.getvalue()
+        file, is_svg = io.BytesIO(), kind == "svg"
+        metadata = {"Date": None} if is_svg else None
+        face = "none" if is_svg else "white"
+        figure.savefig(file, format=kind, dpi=150, facecolor=face, metadata=metadata)
+        return file.getvalue()
 
 
 def sheet(
     panels: int, height_in: float, width_in: float = WIDTH_IN, sharey: bool = False
 ) -> tuple[Figure, list[Axes]]:
-    """Return an empty figure with panels side by side; on narrow screens they are stacked."""
-    size = (NARROW_IN, 0.8 * height_in * panels) if _narrow else (width_in, height_in)
-    figure = Figure(figsize=size, layout="constrained")
-    axes = figure.subplots(*((panels, 1) if _narrow else (1, panels)), squeeze=False, sharey=sharey)
+    """Return an empty figure with panels side by side."""
+    figure = Figure(figsize=(width_in, height_in), layout="constrained")
+    axes = figure.subplots(1, panels, squeeze=False, sharey=sharey)
     return figure, list(axes.flat)
-
-
-def stacked() -> bool:
-    """Whether panels are stacked, because the chart is drawn for narrow screens."""
-    return _narrow
-
-
-def max_characters(wide: int) -> int:
-    """Return the character limit of a name; `wide`: its limit on a wide page."""
-    return wide // 2 if _narrow else wide
 
 
 def in_first_column(axes: Axes) -> bool:
@@ -159,7 +118,7 @@ def legend(figure: Figure, handles: Mapping[str, Any] | None = None, title: str 
     if not handles:
         return
     width_in, height_in = figure.get_size_inches()
-    names = [short(name, max_characters(80)) for name in handles]
+    names = [short(name, 80) for name in handles]
     columns = max(1, min(len(names), int(width_in / (0.6 + 0.075 * max(map(len, names))))))
     lines = math.ceil(len(names) / columns) + bool(title)
     figure.set_size_inches(width_in, height_in + 0.1 + 0.19 * lines)
@@ -193,18 +152,14 @@ def ring(
 def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
     """Label the ends of lines without overlaps; `ends`: (point, colour, text)."""
     # Compare the heights on the screen: what overlaps depends on the scale of the axis.
-    line = 2.0 if _narrow else 1.0
     heights = [axes.transData.transform(point)[1] for point, _, _ in ends]
     shifts = [0.0] * len(ends)
-    if len(ends) == 2 and abs(heights[0] - heights[1]) < 16 * line:
+    if len(ends) == 2 and abs(heights[0] - heights[1]) < 16:
         upper = 0 if heights[0] >= heights[1] else 1
-        shifts[upper], shifts[1 - upper] = 7.0 * line, -7.0 * line
+        shifts[upper], shifts[1 - upper] = 7.0, -7.0
     look: dict[str, Any] = {"fontsize": 9, "fontweight": "bold", "annotation_clip": False}
     for (point, color, words), shift in zip(ends, shifts, strict=True):
-        label = short(words, 40)
-        if _narrow:
-            label = "\n".join(label.rsplit(" ", 1))
-        annotate(axes, label, point, (8, shift), color=color, **look)
+        annotate(axes, short(words, 40), point, (8, shift), color=color, **look)
 
 
 # ---- axes
@@ -223,7 +178,7 @@ def objective_axis(
     name, better = short(title, 30), "lower" if lower else "higher"
     side = axes.yaxis if axis == "y" else axes.xaxis
     if axis == "x" or in_first_column(axes):
-        between = "\n" if len(name) > max_characters(20) else " "
+        between = "\n" if len(name) > 20 else " "
         side.set_label_text(f"{name},{between}{better} is better")
     side.set_major_formatter(Digits())
     if positive and lower:
@@ -268,7 +223,7 @@ def plain_logarithms(side: Axis) -> None:
     ticks = [tick for tick in every if low <= tick <= high]
     locator: ticker.Locator = ticker.FixedLocator(ticks)
     if len(ticks) < 3:
-        locator = ticker.MaxNLocator(3 if _narrow else 5)
+        locator = ticker.MaxNLocator(5)
     elif len(ticks) > 10:
         locator = ticker.LogLocator(numticks=8)
     side.set_major_locator(locator)
@@ -278,5 +233,5 @@ def plain_logarithms(side: Axis) -> None:
 
 def plain_numbers(axes: Axes) -> None:
     """Label the x axis with a few round numbers, with commas."""
-    axes.xaxis.set_major_locator(ticker.MaxNLocator(4 if _narrow else 6, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(Digits())

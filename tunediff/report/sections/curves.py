@@ -21,7 +21,7 @@ from tunediff.core.text import number, pluralize
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
 from tunediff.report.context import Highlights, ReportContext
-from tunediff.report.files import Files
+from tunediff.report.figures import Figures
 from tunediff.report.html import Html, join, lead
 from tunediff.report.sections import seeds
 from tunediff.report.words import secs
@@ -39,33 +39,25 @@ KINDS: dict[str, tuple[str, Any]] = {
 """Colour and line style of the trials that are neither baseline nor best, by how they ended."""
 
 
-def curves(context: ReportContext, files: Files) -> Html | None:
+def curves(context: ReportContext, figures: Figures) -> Html | None:
     """Return the section with the curves of all trials; None without any curve."""
     results = context.results
-    if any(trial.points for trial in results.trials):
-        frame = results.curves()
-        nested = [
-            name
-            for name in frame.columns
-            if any(isinstance(value, list | dict) for value in frame[name])
-        ]
-        files.csv("curves", frame.drop(columns=nested))
     if not _has_curves(results):
         return None
     if _compared(context) is None:  # they are the figure of the result
         return None
-    return join(lead(_ends(context)), _all_trials(context, files))
+    return join(lead(_ends(context)), _all_trials(context, figures))
 
 
-def of_verdict(context: ReportContext, files: Files) -> Html | None:
+def of_verdict(context: ReportContext, figures: Figures) -> Html | None:
     """Return the figure of the runs that the verdict rests on; None without curves."""
     results = context.results
     if (compared := _compared(context)) is not None:
         name = "comparison" if context.evidence.confirmation is None else "confirmed"
-        return seeds.means_figure(compared, seeds.best_of(context, compared), files, name)
+        return seeds.means_figure(compared, seeds.best_of(context, compared), figures, name)
     if not _has_curves(results):
         return None
-    return _all_trials(context, files, _ends(context))
+    return _all_trials(context, figures, _ends(context))
 
 
 def _has_curves(results: Results) -> bool:
@@ -80,8 +72,8 @@ def _compared(context: ReportContext) -> Comparison | None:
     return compared if compared is not None and seeds.has_curves(compared) else None
 
 
-def _all_trials(context: ReportContext, files: Files, caption: str = "") -> Html | None:
-    return files.chart(
+def _all_trials(context: ReportContext, figures: Figures, caption: str = "") -> Html | None:
+    return figures.chart(
         "curves",
         lambda: of_trials(context.results, context.highlights),
         f"{context.results.curve_quantity.title} against {context.results.clock.seconds}, all"

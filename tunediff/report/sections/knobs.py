@@ -5,20 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from tunediff.analysis import Results
-from tunediff.analysis.effects import ABOVE, TOO_FEW, WITHIN, Effect, Level, effects_table
+from tunediff.analysis.effects import ABOVE, TOO_FEW, WITHIN, Effect, Level
 from tunediff.analysis.importance import ENOUGH, FAIR, Importance, searched
 from tunediff.core import colors
 from tunediff.core.colors import WINNER
 from tunediff.core.text import number, pluralize
 from tunediff.report import style
 from tunediff.report.context import Highlights, ReportContext
-from tunediff.report.files import Files
+from tunediff.report.figures import Figures
 from tunediff.report.html import Html, el, folded, join, lead, note, table
 from tunediff.report.words import between, percent, rounded, short
 
@@ -27,7 +26,7 @@ MOST_SHARES = 15
 """Maximum number of knobs in the figure."""
 
 
-def importance(context: ReportContext, files: Files) -> Html | None:
+def importance(context: ReportContext, figures: Figures) -> Html | None:
     """Return the section with the importance of the knobs and its reliability.
 
     None for a ladder, whose knobs change together, and without searched knobs or results.
@@ -48,11 +47,9 @@ def importance(context: ReportContext, files: Files) -> Html | None:
             f"Knob importance needs at least {ENOUGH} trials with a result and a knob that varies;"
             f" there {'is' if trials == 1 else 'are'} {trials}."
         )
-    scores_of = {target: scores for target, (_, scores) in targets.items()}
-    files.csv("importance", _importance_table(context, scores_of))
     logs = all(scores.logs for _, scores in targets.values())
     titled = {f"{target}: {label}": scores for target, (label, scores) in targets.items()}
-    figure = files.chart(
+    figure = figures.chart(
         "importance",
         lambda: _shares(titled),
         "share of every knob in the variance of quality and of throughput",
@@ -68,17 +65,6 @@ def importance(context: ReportContext, files: Files) -> Html | None:
         el("ul", *(el("li", _reliability(label, scores)) for label, scores in targets.values())),
         note(f"One value in all trials: {', '.join(unvaried)}.") if unvaried else None,
     )
-
-
-def _importance_table(context: ReportContext, targets: Mapping[str, Importance]) -> pd.DataFrame:
-    """Return one row per knob: its share in the variance of every target, and its effect."""
-    names = list(dict.fromkeys(name for scores in targets.values() for name in scores.shares))
-    verdicts = {effect.knob: effect.verdict for effect in context.effects}
-    columns: dict[str, Any] = {"knob": names}
-    for target, scores in targets.items():
-        columns[f"{target}_share"] = [scores.shares.get(name) for name in names]
-    columns["effect_on_objective"] = [verdicts.get(name, "") for name in names]
-    return pd.DataFrame(columns)
 
 
 def _top(label: str, scores: Importance) -> str:
@@ -126,9 +112,7 @@ def _shares(columns: Mapping[str, Importance]) -> Figure:
         axes.set_xlabel("share of the variance (%)")
         axes.grid(True, axis="x")
         axes.tick_params(axis="y", length=0, labelcolor=style.INK)
-    panels[0].set_yticks(
-        range(len(names)), [short(name, style.max_characters(44)) for name in names]
-    )
+    panels[0].set_yticks(range(len(names)), [short(name, 44) for name in names])
     panels[0].set_ylim(len(names) - 0.4, -0.6)
     return figure
 
@@ -144,7 +128,7 @@ METHOD = (
 )
 
 
-def effects(context: ReportContext, files: Files) -> Html | None:
+def effects(context: ReportContext, figures: Figures) -> Html | None:
     """Return the section with the effect of every knob that has several values.
 
     None for a ladder, whose own table shows the effects, and without effects or results.
@@ -152,7 +136,6 @@ def effects(context: ReportContext, files: Files) -> Html | None:
     results, all_effects = context.results, context.effects
     if not all_effects or not results.ranked or results.space.kind == "ladder":
         return None
-    files.csv("effects", effects_table(results, all_effects))
     # The figure shows significant effects first, then the most important knobs.
     order = context.by_weight()
     by_weight = sorted(
@@ -160,7 +143,7 @@ def effects(context: ReportContext, files: Files) -> Html | None:
     )
     figure = None
     if any(effect.verdict != TOO_FEW for effect in all_effects):
-        figure = files.chart(
+        figure = figures.chart(
             "effects",
             lambda: _levels(results, by_weight[:MOST_EFFECTS], context.highlights),
             "mean objective and standard error for every value of the knobs",
@@ -224,7 +207,7 @@ def _levels(results: Results, chosen: Sequence[Effect], highlights: Highlights) 
         look: dict[str, Any] = {"ha": "right", "fontsize": 9, "fontweight": "bold"}
         look["color"] = style.INK
         for axes in filter(style.in_first_column, panels):
-            name = short(effect.knob, style.max_characters(44))
+            name = short(effect.knob, 44)
             style.annotate(axes, name, (0, at), (-6, 0), **look, **OUTSIDE)
         look = {"fontsize": 8, "color": style.SOFT, "style": "italic"}
         style.annotate(panels[0], effect.verdict, (0, at), (6, 0), **look, **OUTSIDE)
@@ -234,7 +217,7 @@ def _levels(results: Results, chosen: Sequence[Effect], highlights: Highlights) 
             at += 1
             _level(panels, level, at, style.GREY if effect.verdict != ABOVE else STRONG, highlights)
             ticks.append(at)
-            names.append(f"{short(level.label, style.max_characters(40))}  ({len(level.members)})")
+            names.append(f"{short(level.label, 40)}  ({len(level.members)})")
         at += 1.25
     # Axes and legend.
     panels[0].set_yticks(ticks, names)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import pandas as pd
 import yaml
 
 from tunediff import config as cfg
@@ -14,8 +13,8 @@ from tunediff.analysis.statistics import totals
 from tunediff.core import text
 from tunediff.core.text import number
 from tunediff.report.context import ReportContext, objective_meaning
-from tunediff.report.files import Files
-from tunediff.report.html import Html, el, folded, join, lead, note, table
+from tunediff.report.figures import Figures
+from tunediff.report.html import Html, el, folded, join, lead, table
 from tunediff.report.words import duration, percent
 from tunediff.tuning import sessions
 
@@ -36,7 +35,7 @@ _DRAWN = {
 }
 
 
-def reproduce(context: ReportContext, files: Files) -> Html:
+def reproduce(context: ReportContext, figures: Figures) -> Html:
     """Return the section with everything that is needed to reproduce the results."""
     winner, path = context.highlights.winner, context.results.folder / "search.yaml"
     parts: list[object] = [
@@ -49,7 +48,7 @@ def reproduce(context: ReportContext, files: Files) -> Html:
     parts.append(el("ul", *(el("li", line) for line in _protocol(context))))
     results = context.results
     parts += [el("p", line) for line in [*results.clocked.sentences, *results.space.workload.notes]]
-    parts.append(_seconds(context, files))
+    parts.append(_seconds(context))
     parts.append(folded("search.yaml", el("pre", path.read_text("utf-8", "replace")[:100_000])))
     if winner is not None:
         look: dict[str, Any] = {
@@ -122,14 +121,13 @@ def _protocol(context: ReportContext) -> list[str]:
     ]
 
 
-def _seconds(context: ReportContext, files: Files) -> Html | None:
+def _seconds(context: ReportContext) -> Html | None:
     """Return a table of where the seconds of all workers went, confirming runs included."""
     counted, budget = [context.results, *context.confirming_results], context.results.space.budget
     measured = totals([runs.seconds() for runs in counted])
     parts = {name: spent for name, spent in measured.items() if spent}
     if not parts:
         return None
-    files.csv("seconds", pd.DataFrame(list(parts.items()), columns=["part", "seconds"]))
     total_s = sum(parts.values())
     most_first = sorted(parts.items(), key=lambda item: -item[1])
     names = {name: _SPENT.get(name, name).format(unit=context.unit) for name in parts}
@@ -147,4 +145,4 @@ def _seconds(context: ReportContext, files: Files) -> Html | None:
         rate = f"at {number(budget.price_per_device_hour)} per device-hour of training"
         rows.append(["price of training", number(used["price"]), rate])
     heading = el("h3", "Where the seconds went")
-    return join(heading, table(["", "time", "share"], rows), note(files.links("seconds")))
+    return join(heading, table(["", "time", "share"], rows))

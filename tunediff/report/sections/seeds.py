@@ -15,8 +15,8 @@ from tunediff.core.colors import BASELINE, WINNER
 from tunediff.core.text import number
 from tunediff.report import style
 from tunediff.report.context import ReportContext, marked
-from tunediff.report.files import Files
-from tunediff.report.html import Html, el, join, lead, note, table
+from tunediff.report.figures import Figures
+from tunediff.report.html import Html, el, join, lead, table
 from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import duration
 
@@ -34,22 +34,22 @@ def best_of(context: ReportContext, compared: Comparison) -> Group | None:
     return compared.of(winner) if winner is not None else None
 
 
-def seeds(context: ReportContext, files: Files) -> Html | None:
+def seeds(context: ReportContext, figures: Figures) -> Html | None:
     """Return the section that compares configurations over their seeds; None for one seed."""
     if (compared := context.evidence.compared) is None:
         return None
-    return _over_seeds(compared, best_of(context, compared), files, "comparison")
+    return _over_seeds(compared, best_of(context, compared))
 
 
-def longer(context: ReportContext, files: Files) -> Html | None:
+def longer(context: ReportContext, figures: Figures) -> Html | None:
     """Return the section that compares the finalists with every longer budget; None without."""
     parts = []
     for compared in context.longer:
         budget_s = compared.results.space.budget.per_trial_s
         parts.append(el("h3", f"With {duration(budget_s)}"))
         name = f"longer_{budget_s:.10g}s"
-        figure = means_figure(compared, None, files, name) if has_curves(compared) else None
-        parts.append(_over_seeds(compared, None, files, name, figure))
+        figure = means_figure(compared, None, figures, name) if has_curves(compared) else None
+        parts.append(_over_seeds(compared, None, figure))
     return join(*parts) if parts else None
 
 
@@ -59,10 +59,12 @@ def has_curves(compared: Comparison) -> bool:
     return not compared.results.by_rate and any(len(levels) > 1 for levels in curves)
 
 
-def means_figure(compared: Comparison, best: Group | None, files: Files, name: str) -> Html | None:
+def means_figure(
+    compared: Comparison, best: Group | None, figures: Figures, name: str
+) -> Html | None:
     """Return the figure of `of_means` with its caption; `name`: of its file."""
     mean = "On new seeds: mean" if name == "confirmed" else "Mean over the seeds"
-    return files.chart(
+    return figures.chart(
         name,
         lambda: of_means(compared, best),
         f"objective against {compared.results.clock.seconds}, mean and standard deviation",
@@ -70,11 +72,8 @@ def means_figure(compared: Comparison, best: Group | None, files: Files, name: s
     )
 
 
-def _over_seeds(
-    compared: Comparison, best: Group | None, files: Files, name: str, figure: Html | None = None
-) -> Html:
-    """Return the table of the configurations, below a figure; `name`: of the files."""
-    files.csv(name, compared.table())
+def _over_seeds(compared: Comparison, best: Group | None, figure: Html | None = None) -> Html:
+    """Return the table of the configurations, below a figure."""
     header, *rows = comparison_table(compared)
     sentences = conclusions(compared) or ["Nothing can be compared yet."]
     return join(
@@ -83,7 +82,6 @@ def _over_seeds(
         table(header, rows, marked(compared, best), words=2, stacks=True),
         # The table has the other conclusions.
         el("p", sentences[-1]) if compared.resolutions else None,
-        note(files.links(name)),
     )
 
 

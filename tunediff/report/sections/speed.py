@@ -1,8 +1,7 @@
-"""Show Pareto fronts of the objective against speed, memory and cost; when torch.compile pays."""
+"""Show Pareto fronts of the objective against speed, memory and cost."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pandas as pd
@@ -10,13 +9,11 @@ from matplotlib.figure import Figure
 
 from tunediff.analysis import RATE, Results
 from tunediff.analysis.pareto import trade_offs as table_of
-from tunediff.analysis.speed import Compiled, compiled
-from tunediff.core.text import graphs, number, pluralize
+from tunediff.core.text import pluralize
 from tunediff.report import style
 from tunediff.report.context import Highlights, ReportContext
-from tunediff.report.files import Files
-from tunediff.report.html import Html, el, join, lead, note, table
-from tunediff.report.words import SPACE, duration, rounded, secs, times
+from tunediff.report.figures import Figures
+from tunediff.report.html import Html, join, lead
 
 # ---- trade-offs
 AGAINST = {
@@ -28,14 +25,13 @@ AGAINST = {
 """Quantities besides the objective: name in a sentence, axis label; `{unit}`: of samples."""
 
 
-def trade_offs(context: ReportContext, files: Files) -> Html | None:
+def trade_offs(context: ReportContext, figures: Figures) -> Html | None:
     """Return the section with the Pareto fronts; None with fewer than two results."""
     results, base = context.results, context.highlights.baseline
     if len(results.ranked) < 2:
         return None
     frame = table_of(results)
-    files.csv("trade_offs", frame)
-    figure = files.chart(
+    figure = figures.chart(
         "trade_offs",
         lambda: _fronts(results, frame, context.highlights),
         f"{context.label} against {context.unit} per second and against memory",
@@ -92,67 +88,3 @@ def _fronts(results: Results, frame: pd.DataFrame, highlights: Highlights) -> Fi
         style.objective_axis(axes, results, positive)
     style.legend(figure)
     return figure
-
-
-# ---- torch.compile
-ROWS = 20
-"""Maximum number of rows in the table."""
-
-
-def compiling(context: ReportContext, files: Files) -> Html | None:
-    """Return the section about torch.compile: cost and gain; None if no trial compiled."""
-    if not (runs := compiled(context.results)):
-        return None
-    files.csv("compile", pd.DataFrame(map(dataclasses.asdict, runs)))
-    pairs = [run for run in runs if run.versus_uncompiled is not None]
-    count = pluralize(len(pairs or runs), "configuration")
-    sentence = (
-        f"{count} ran under torch.compile, and none of them without it as well: the break-even"
-        f" point is unknown; {_cost(runs)}."
-    )
-    if pairs:
-        paid = sum(run.pays_in_budget for run in pairs)
-        sentence = (
-            f"{count} ran with and without torch.compile: within the budget it pays in {paid} of"
-            f" them; {_cost(runs)}."
-        )
-    # The table, and remarks about the number of compiled graphs.
-    by_gain = sorted(runs, key=lambda run: -(run.versus_uncompiled or 0.0))
-    rates = [f"{context.unit}/s", "not compiled", "ratio", "pays after", f"or {context.unit}"]
-    header = ["trial", "mode", "not compiled", "compile s", *rates]
-    odd = [(run.trial, graphs(run.graphs, run.expected_graphs)) for run in runs]
-    made = [f"{trial} made {words}" for trial, words in odd if words][:ROWS]
-    more = f"The first {ROWS} of {len(runs):,}. " if len(runs) > ROWS else ""
-    counts = "count" if context.results.space.budget.compile_charged else "do not count"
-    charged = f"Compile seconds {counts} as training seconds in this search. "
-    return join(
-        lead(sentence),
-        table(header, [_row(run) for run in by_gain[:ROWS]], words=3),
-        el("p", f"{'; '.join(made)}.") if made else None,
-        note(more + charged, files.links("compile")),
-    )
-
-
-def _cost(runs: list[Compiled]) -> str:
-    costs = [run.compile_s for run in runs if run.compile_s is not None]
-    if not costs:
-        return "its cost was not recorded"
-    spent = " to ".join(dict.fromkeys([number(min(costs)), number(max(costs))]))
-    budgets = [run.budget_s for run in runs]
-    of = " to ".join(dict.fromkeys([duration(min(budgets)), duration(max(budgets))]))
-    return f"compiling took {spent}{SPACE}s of a budget of {of}"
-
-
-def _row(run: Compiled) -> list[object]:
-    pays = "never" if run.break_even_s is None else secs(run.break_even_s)
-    return [
-        run.trial,
-        run.mode,
-        run.uncompiled or "–",
-        rounded(run.compile_s),
-        rounded(run.samples_per_s),
-        rounded(run.uncompiled_samples_per_s),
-        times(run.versus_uncompiled),
-        "not known" if run.versus_uncompiled is None else pays,
-        rounded(run.samples_to_break_even),
-    ]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.analysis import RATE, Results, noise
@@ -15,22 +14,19 @@ from tunediff.core.text import number
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
 from tunediff.report.context import ReportContext
-from tunediff.report.files import Files
+from tunediff.report.figures import Figures
 from tunediff.report.html import Html, el, join, note
 from tunediff.report.words import secs
 
 
 def step_parts(
-    context: ReportContext, files: Files, base: TrialRecord, winner: TrialRecord
+    context: ReportContext, figures: Figures, base: TrialRecord, winner: TrialRecord
 ) -> Html:
     """Return the parts of a step, in seconds per 1,000 samples, as a sentence and a figure."""
     theirs, mine, unit = per_thousand(base), per_thousand(winner), context.unit
     if not theirs or not mine:
         return note("The parts of a step were not recorded for both.")
     names = parts_of_step(base, winner)
-    rows = [[part, theirs.get(part), mine.get(part)] for part in names]
-    columns = ["part", "baseline_s_per_1000_samples", "winner_s_per_1000_samples"]
-    files.csv("step", pd.DataFrame(rows, columns=columns))
     # The largest part is named only if the difference in speed is beyond the noise.
     before, after = sum(theirs.values()), sum(mine.values())
     sentence = f"1,000 {unit} take {secs(after)} of training instead of {secs(before)}"
@@ -46,7 +42,7 @@ def step_parts(
         "baseline": {labels[part]: spent * scale for part, spent in theirs.items()},
         context.highlights.winner_is: {labels[part]: spent * scale for part, spent in mine.items()},
     }
-    figure = files.chart(
+    figure = figures.chart(
         "step",
         lambda: _bars(bars, f"{scale_unit} per 1,000 {unit}"),
         "parts of a training step, baseline and winner",

@@ -1,4 +1,4 @@
-"""Show every trial in a table that can be sorted and filtered, the failures, and a study."""
+"""Show every trial in a table, the failures, and a study."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tunediff.core.text import pluralize, truncate
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import study_figure, study_table
 from tunediff.report.context import ReportContext
-from tunediff.report.files import Files
+from tunediff.report.figures import Figures
 from tunediff.report.html import Html, breakable, el, join, lead, note, table
 from tunediff.report.outputs import measured_on
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, disturbed_words, noise_words
@@ -22,7 +22,7 @@ from tunediff.report.words import has_value, noted, rounded, versus
 
 
 # ---- all of them
-def trials(context: ReportContext, files: Files) -> Html | None:
+def trials(context: ReportContext, figures: Figures) -> Html | None:
     """Return the table of all trials: best first, repeats below their baseline, failures last."""
     results, evidence = context.results, context.evidence
     if not results.trials:
@@ -32,7 +32,6 @@ def trials(context: ReportContext, files: Files) -> Html | None:
     if "speedup" in frame:
         rejected = [not _may_be_faster(context, trial) for trial in results.trials]
         frame.loc[rejected, ["speedup", "speedup_at_least"]] = None
-    files.csv("trials", frame)
     knobs = [dimension.name for dimension in results.space.dimensions]
     if any(trial.role == "repeat" for trial in results.trials):
         knobs = ["seed", *knobs]
@@ -56,19 +55,10 @@ def trials(context: ReportContext, files: Files) -> Html | None:
         remarks.insert(0, f"{NEAR}: within the noise of the best, {size}. ")
     marks = [context.highlights.mark(trial) for trial, _ in lines]
     return join(
-        lead(f"{pluralize(len(rows), 'trial')}, the best first. A click on a heading sorts."),
-        _filter(len(rows)),
+        lead(f"{pluralize(len(rows), 'trial')}, the best first."),
         table(names, rows, marks, words=2, id_="trials-table"),
-        note("".join(remarks), files.links("trials")),
+        note("".join(remarks)),
     )
-
-
-def _filter(count: int) -> Html:
-    """Return the box that filters the rows; it is hidden until the script shows it."""
-    look = {"placeholder": "for example: bf16 ok", "autocomplete": "off"}
-    label = el("label", "Show only", el("input", id="trials-filter", type="search", **look))
-    shown_rows = el("span", f"{count} of {count}", id="trials-count", class_="soft")
-    return el("div", label, shown_rows, class_="filter", hidden="hidden")
 
 
 def _cells(context: ReportContext, trial: TrialRecord, row: Mapping[Any, Any]) -> dict[str, str]:
@@ -118,7 +108,7 @@ def _on_two_lines(name: str) -> Html:
 
 
 # ---- failures
-def failures(context: ReportContext, files: Files) -> Html | None:
+def failures(context: ReportContext, figures: Figures) -> Html | None:
     """Return the section about failed, stopped and skipped trials; None: no trial has ended."""
     ended = [trial for trial in context.results.trials if trial.finished]
     if not ended and not context.unreadable:
@@ -136,13 +126,12 @@ def failures(context: ReportContext, files: Files) -> Html | None:
     parts: list[object] = [lead(f"{sentence}.")]
     frame = failures_table(context.results)
     if len(frame):
-        files.csv("failures", frame)
         rows = [
             [status, truncate(why, 300), truncate(names, 48), count]
             for status, count, why, names in frame[:30].to_numpy().tolist()
         ]
         header = ["status", "reason (of the first)", "trials", "how many"]
-        parts += [table(header, rows, words=3), note(files.links("failures"))]
+        parts.append(table(header, rows, words=3))
     if remark := disturbed_words(context.evidence):
         parts.append(el("p", remark))
     if left := context.unreadable:
@@ -154,7 +143,7 @@ def failures(context: ReportContext, files: Files) -> Html | None:
 
 
 # ---- the study
-def study(context: ReportContext, files: Files) -> Html | None:
+def study(context: ReportContext, figures: Figures) -> Html | None:
     """Return the table and the figure of the study; None if the search is no study."""
     results, figure = context.results, None
     if results.space.study is None or not results.trials:
@@ -166,9 +155,8 @@ def study(context: ReportContext, files: Files) -> Html | None:
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         why = f"{type(error).__name__}: {error}"
         return el("p", f"The study's table cannot be made of these journals: {why}")
-    files.csv("study", studied.frame())
     if studied.study.has_figure:
-        figure = files.chart(
+        figure = figures.chart(
             "study",
             lambda: study_figure.figure(studied, measured_on(results)),
             "the figure of the study",
@@ -179,5 +167,4 @@ def study(context: ReportContext, files: Files) -> Html | None:
         figure,
         table(header, rows),
         *map(note, studied.notes()),
-        note(files.links("study")),
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -21,7 +20,7 @@ from tunediff.core.text import number
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
 from tunediff.report.context import Highlights, ReportContext
-from tunediff.report.files import Files
+from tunediff.report.figures import Figures
 from tunediff.report.html import Html, join, lead, note, table
 from tunediff.report.sections.step_parts import noise_of_run, part_label, parts_of_step, step_parts
 from tunediff.report.words import percent, rounded, secs, signed, times
@@ -32,7 +31,7 @@ Quantity = tuple[str, float | None, float | None]
 """Name of a quantity, and its values for the baseline and for the winner."""
 
 
-def why(context: ReportContext, files: Files) -> Html | None:
+def why(context: ReportContext, figures: Figures) -> Html | None:
     """Return the section that compares baseline and winner; None if the baseline is best, one of
     them is missing, or a command prints values. It explains only differences beyond the noise."""
     results, evidence = context.results, context.evidence
@@ -49,7 +48,7 @@ def why(context: ReportContext, files: Files) -> Html | None:
     else:
         split, scatter = parts, noise_of_run(context, results.metric)
         sentence = explain(parts, context.label, _trust(context), unit, seconds, scatter)
-        figure = files.chart(
+        figure = figures.chart(
             "why_curves",
             lambda: _curves(results, context.highlights, split),
             f"baseline and winner against {seconds}, and against {unit}",
@@ -63,13 +62,12 @@ def why(context: ReportContext, files: Files) -> Html | None:
             nothing = "Whether there is a difference to explain is not known"
         sentence = f"{nothing}: {evidence.speedup(winner)}."
     rows = _quantities(context, base, winner, parts)
-    files.csv("why", pd.DataFrame(rows, columns=["quantity", "baseline", "winner"]))
     return join(
         lead(sentence),
         figure,
         _table(context, base, winner, rows, parts is not None),
-        note(caveat, files.links("why")),
-        step_parts(context, files, base, winner),
+        note(caveat),
+        step_parts(context, figures, base, winner),
     )
 
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-import pandas as pd
 from PIL import Image
 
 from tunediff import config as cfg
-from tunediff.analysis import RATE, last, shown
-from tunediff.analysis.comparison import speedup_values
+from tunediff.analysis import last, shown
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.confirming_runs import nothing_to_confirm
 from tunediff.core import text
@@ -18,7 +16,7 @@ from tunediff.core.environment import hardware
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import headline
 from tunediff.report.context import ReportContext, marked, objective_meaning, protocol
-from tunediff.report.files import Files
+from tunediff.report.figures import Figures
 from tunediff.report.html import Html, breakable, el, join, lead, note, picture, table
 from tunediff.report.sections import curves
 from tunediff.report.verdicts import (
@@ -35,20 +33,18 @@ MOST_NAMES = 8
 
 
 # ---- the answer
-def won(context: ReportContext, files: Files) -> Html:
+def won(context: ReportContext, figures: Figures) -> Html:
     """Return the section with the result and what the winner changes."""
     winner, confirmation = context.highlights.winner, context.evidence.confirmation
     sentence = headline.parts(context.evidence, context.over)
     parts: list[object] = [
         lead(*(el("span", text, class_=role) if role else text for text, role in sentence))
     ]
-    parts += [curves.of_verdict(context, files), note(_measured(context))]
+    parts += [curves.of_verdict(context, figures), note(_measured(context))]
     if winner is None:
         return join(*parts)
     if confirmation is None and context.evidence.compared is None:
         parts += [_near(context), note(_chance(context))]
-        rows = [_row(context, trial, role) for trial, _, role in context.highlights.pairs()]
-        files.csv("won", pd.DataFrame(rows))
     if context.confirming:
         parts.append(note(context.confirming))
     if remark := unmoved_words(context.results):
@@ -58,7 +54,7 @@ def won(context: ReportContext, files: Files) -> Html:
         parts.append(el("h3", f"What {context.best_words} changes"))
         parts.append(_changed(context, winner, changed))
     if confirmation is not None:
-        parts.append(_confirmation(confirmation, files))
+        parts.append(_confirmation(confirmation))
     return join(*parts)
 
 
@@ -111,8 +107,7 @@ def _chance(context: ReportContext) -> str:
     return f"{chance}. {test}"
 
 
-def _confirmation(confirmation: Confirmation, files: Files) -> Html:
-    files.csv("won", confirmation.table())
+def _confirmation(confirmation: Confirmation) -> Html:
     header, *rows = confirmation_table(confirmation, compact=False)
     marks = marked(confirmation.compared, confirmation.winner)
     method = "These runs were made after the selection, on seeds that it did not use."
@@ -120,7 +115,7 @@ def _confirmation(confirmation: Confirmation, files: Files) -> Html:
         el("h3", "On new seeds"),
         *(el("p", sentence) for sentence in details(confirmation)),
         table(header, rows, marks, words=2, stacks=True),
-        note(f"{method} {INTERVALS}. ", files.links("won")),
+        note(f"{method} {INTERVALS}."),
     )
 
 
@@ -138,26 +133,12 @@ def _changed(context: ReportContext, winner: TrialRecord, changed: dict[str, obj
     return table(["knob", "baseline", context.highlights.winner_is], rows, words=3)
 
 
-def _row(context: ReportContext, trial: TrialRecord, role: str) -> dict[str, object]:
-    """Return the row of a trial in won.csv."""
-    metric, speedup = context.results.metric, speedup_values(context.evidence.speedup(trial))
-    names = ("train_s", "device_s", "samples", RATE, "peak_memory_mib")
-    return {
-        **{name: last(trial, name) for name in names},
-        "what": role,
-        "trial": trial.name,
-        metric: trial.value(metric),
-        "speedup": speedup["speedup"],
-        "speedup_at_least": speedup["speedup_at_least"],
-    }
-
-
 # ---- pictures
 LARGEST = 1024
 """Maximum pixels per side of a picture in the page."""
 
 
-def samples(context: ReportContext, files: Files) -> Html | None:
+def samples(context: ReportContext, figures: Figures) -> Html | None:
     """Return the samples of the last evaluation of baseline and winner; None without any."""
     results, pairs = context.results, context.highlights.pairs()
     if results.by_rate:
@@ -171,10 +152,8 @@ def samples(context: ReportContext, files: Files) -> Html | None:
         if image is None:
             missing.append(title)
             continue
-        files.keep(f"{kind}_samples.png", image)
-        at = f" after {secs(trial.points[-1]['train_s'])} of training. " if trial.points else ". "
-        links = files.links(f"{kind}_samples")
-        caption = el("figcaption", el("span", title, class_=kind), at, links)
+        at = f" after {secs(trial.points[-1]['train_s'])} of training." if trial.points else "."
+        caption = el("figcaption", el("span", title, class_=kind), at)
         grids.append(el("figure", picture("png", image, f"samples of the {role}"), caption))
     if not grids:
         return None
