@@ -118,7 +118,7 @@ def test_every_file_beside_the_code_is_packed():
     packed = {path for name, of in patterns.items() for one in of for path in ROOT.joinpath(*name.split(".")).glob(one)}
     found = {path for path in (ROOT / "tunediff").rglob("*.*") if path.suffix not in (".py", ".pyc")}
     assert found == packed & found
-    assert {path.suffix for path in found} == {".css", ".js", ".json", ".safetensors", ".typed"}
+    assert {path.suffix for path in found} == {".css", ".html", ".json", ".safetensors", ".typed"}
 
 
 def test_every_dependency_says_what_needs_it():

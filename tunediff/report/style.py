@@ -1,6 +1,7 @@
 """Set the common style of all figures; `tunediff.core.colors` defines what each colour means.
 
-A chart of the page is one SVG. The lines of many trials are rasterized inside the SVG, which limits its size.
+A chart of the page is one SVG. The lines of many trials are rasterized inside it, which limits its
+size.
 """
 
 from __future__ import annotations
