@@ -229,24 +229,20 @@ def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dic
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"class_embed_type": "timestep"}, "class_embed_type: 'timestep' is not what we compute; allowed: None"),
-        ({"num_class_embeds": 10}, "num_class_embeds: 10 is not"),
-        ({"attention_head_dim": 8}, "attention_head_dim: 8 is not what we compute; allowed: null: one head"),
+        ({"class_embed_type": "timestep"}, "class_embed_type: 'timestep' is not allowed; allowed: None"),
+        ({"attention_head_dim": 8}, "attention_head_dim: 8 is not allowed"),
         ({"down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"]}, "down_block_types: .*CrossAttn.* is not"),
-        ({"up_block_types": ["UpBlock2D", "UpBlock2D"]}, "up_block_types: .* is not what we compute"),
-        ({"mid_block_type": None}, "mid_block_type: None is not"),
-        ({"add_attention": False}, "add_attention: False is not"),
-        ({"act_fn": "gelu"}, "act_fn: 'gelu' is not what we compute; allowed: 'silu'"),
-        ({"resnet_time_scale_shift": "scale_shift"}, "resnet_time_scale_shift: 'scale_shift' is not"),
+        ({"up_block_types": ["UpBlock2D", "UpBlock2D"]}, "up_block_types: .* is not allowed"),
+        ({"act_fn": "gelu"}, "act_fn: 'gelu' is not allowed; allowed: 'silu'"),
         ({"norm_eps": 1e-5}, "norm_eps: 1e-05 is not"),
-        ({"downsample_padding": 1}, "downsample_padding: 1 is not"),
-        ({"out_channels": 2}, "out_channels: 2 is not what we compute; allowed: in_channels = 1"),
-        ({"block_out_channels": [8, 12]}, r"block_out_channels: \[8, 12\] is not what we compute; allowed: multiples"),
-        ({"sample_size": [8, 16]}, r"sample_size: \[8, 16\] is not what we compute; allowed: the side of square"),
+        ({"out_channels": 2}, "out_channels: 2 is not allowed; allowed: 1"),
+        ({"block_out_channels": [8, 12]}, r"block_out_channels: \[8, 12\] is not allowed"),
+        ({"sample_size": [8, 16]}, r"sample_size: \[8, 16\] is not allowed"),
+        ({"time_embedding_dim": 5}, "time_embedding_dim is not allowed"),
+        ({"attn_norm_num_groups": 2}, "attn_norm_num_groups is not allowed"),
         ({"layers_per_block": 0}, "model.blocks: 0 is not allowed"),
-        ({"in_channels": 4, "out_channels": 4}, "data.channels: 4 is not allowed; allowed: one of 1, 3"),
-        ({"new_option": 1}, "new_option: 1: this option is not known here"),
-        ({"_class_name": "UNet2DConditionModel"}, "_class_name: 'UNet2DConditionModel' is not understood; allowed: UNet2D"),
+        ({"new_option": 1}, "new_option: 1 is not allowed"),
+        ({"_class_name": "UNet2DConditionModel"}, "_class_name: 'UNet2DConditionModel' is not allowed; allowed: UNet2D"),
     ],
 )  # fmt: skip
 def test_networks_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any], message: str) -> None:
@@ -259,9 +255,7 @@ def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path)
     content = json.loads((pipeline / "unet" / "config.json").read_text())
     del content["freq_shift"]
     (pipeline / "unet" / "config.json").write_text(json.dumps(content))
-    with pytest.raises(
-        cfg.ConfigError, match=r"freq_shift: 0 \(diffusers' default\) is not what we compute; allowed: 1"
-    ):
+    with pytest.raises(cfg.ConfigError, match=r"freq_shift: 0 \(diffusers' default\) is not allowed; allowed: 1"):
         diffusers_export.read_unet(pipeline)
 
 

@@ -12,14 +12,14 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
 from tunediff.config.knobs import refuse
-from tunediff.workloads.diffusion import diffusers_config
+from tunediff.workloads.diffusion.knobs import EDM_SIGMAS, Process
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,9 +28,61 @@ if TYPE_CHECKING:
     from tunediff.workloads.diffusion.unet import UNet
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
+PIPELINES = {
+    "DDPMScheduler": "DDPMPipeline",
+    "FlowMatchEulerDiscreteScheduler": "DDPMPipeline",
+    # The one without a condition that lets its scheduler scale.
+    "EDMEulerScheduler": "ConsistencyModelPipeline",
+}
+"""The pipeline of each scheduler that we write."""
+
+_UNET: dict[str, Any] = {
+    "time_embedding_type": "positional",
+    "freq_shift": 1,
+    "flip_sin_to_cos": False,
+    "mid_block_type": "UNetMidBlock2D",
+    "mid_block_scale_factor": 1,
+    "downsample_padding": 0,
+    "downsample_type": "conv",
+    "upsample_type": "conv",
+    "norm_eps": 1e-6,
+    "resnet_time_scale_shift": "default",
+    "add_attention": True,
+    "class_embed_type": None,
+    "num_class_embeds": None,
+    "center_input_sample": False,
+    "act_fn": "silu",
+    "attention_head_dim": None,  # one head over all channels
+}
+"""Options with one value that our U-Net computes."""
+_DEFAULTS: dict[str, Any] = _UNET | {
+    "freq_shift": 0,
+    "flip_sin_to_cos": True,
+    "downsample_padding": 1,
+    "norm_eps": 1e-5,
+    "attention_head_dim": 8,
+    "down_block_types": ["DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"],
+    "up_block_types": ["AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"],
+    "block_out_channels": [224, 448, 672, 896],
+    "in_channels": 3,
+    "out_channels": 3,
+    "layers_per_block": 2,
+    "dropout": 0.0,
+    "norm_num_groups": 32,
+}
+"""What diffusers takes for options that a config.json leaves out."""
+_BETA_SCHEDULES = {"linear": "linear", "cosine": "squaredcos_cap_v2"}
+_PREDICTIONS = {"epsilon": "epsilon", "x0": "sample", "v": "v_prediction"}
 
 
 # ---- writing
+def scheduler_class(process: Process) -> str:
+    """Return the name of diffusers' scheduler of this process."""
+    if process.path == "flow":
+        return "FlowMatchEulerDiscreteScheduler"
+    return "EDMEulerScheduler" if process.schedule == "edm" else "DDPMScheduler"
+
+
 def check(folder: Path, config: Any) -> None:
     """Refuse what `write_pipeline` could not write: a full folder, an unknown model.
 
@@ -39,37 +91,76 @@ def check(folder: Path, config: Any) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is not empty; allowed: a new or an empty folder")
     multipliers, process = list(config.model.multipliers), config.process
-    scheduler = diffusers_config.scheduler_class(process)
-    ddpm = scheduler == "DDPMScheduler"
-
-    def refuse_if(condition: bool, name: str, value: object, why: str) -> None:
+    ddpm = (scheduler := scheduler_class(process)) == "DDPMScheduler"
+    for condition, name, value, why in (
+        (multipliers[0] != 1, "model.multipliers", multipliers, "UNet2DModel begins with 1"),
+        (
+            not ddpm and process.prediction != "v",
+            "process.prediction",
+            process.prediction,
+            f"{scheduler}, which has these noise levels, takes v",
+        ),
+        (
+            ddpm and process.sigma_data != 1.0,
+            "process.sigma_data",
+            process.sigma_data,
+            "DDPMScheduler has 1; EDMEulerScheduler has it, with process.schedule = edm",
+        ),
+        (
+            ddpm and process.schedule == "linear" and 0.02 * 1000 / process.steps > 0.999,
+            "process.steps",
+            process.steps,
+            "DDPMScheduler does not limit β to 0.999, which schedule = linear reaches in so few"
+            " steps",
+        ),
+    ):
         refuse(condition, f"{name}: {value!r} cannot be handed to diffusers: {why}")
 
-    refuse_if(
-        multipliers[0] != 1,
-        "model.multipliers",
-        multipliers,
-        "UNet2DModel gives its first convolution as many channels as its first resolution, so the"
-        " first multiplier must be 1",
-    )
-    refuse_if(
-        not ddpm and process.prediction != "v",
-        "process.prediction",
-        process.prediction,
-        f"{scheduler}, which has these noise levels, takes v",
-    )
-    refuse_if(
-        ddpm and process.sigma_data != 1.0,
-        "process.sigma_data",
-        process.sigma_data,
-        "DDPMScheduler has 1; EDMEulerScheduler has it, with process.schedule = edm",
-    )
-    refuse_if(
-        ddpm and process.schedule == "linear" and 0.02 * 1000 / process.steps > 0.999,
-        "process.steps",
-        process.steps,
-        "DDPMScheduler does not limit β to 0.999, which schedule = linear reaches in so few steps",
-    )
+
+def unet_options(config: Any) -> dict[str, Any]:
+    """Return the content of `unet/config.json`."""
+    model, data = config.model, config.data
+    sides = [data.image_size >> level for level in range(len(model.multipliers))]
+    downs = ["AttnDownBlock2D" if side in model.attention else "DownBlock2D" for side in sides]
+    return _UNET | {
+        "_class_name": "UNet2DModel",
+        "sample_size": data.image_size,
+        "in_channels": data.channels,
+        "out_channels": data.channels,
+        "block_out_channels": [model.channels * multiplier for multiplier in model.multipliers],
+        "down_block_types": downs,
+        "up_block_types": [kind.replace("Down", "Up") for kind in reversed(downs)],
+        "layers_per_block": model.blocks,
+        "dropout": model.dropout,
+        "norm_num_groups": model.norm_groups,
+    }
+
+
+def scheduler_options(config: Any) -> dict[str, Any]:
+    """Return the content of `scheduler/scheduler_config.json`."""
+    process, name = config.process, scheduler_class(config.process)
+    options = {"_class_name": name, "num_train_timesteps": process.steps}
+    if name == "FlowMatchEulerDiscreteScheduler":
+        return options | {"shift": 1.0, "use_dynamic_shifting": False}
+    if name == "EDMEulerScheduler":
+        return options | {
+            "sigma_min": EDM_SIGMAS[0],
+            "sigma_max": EDM_SIGMAS[1],
+            "sigma_data": process.sigma_data,
+            "sigma_schedule": "karras",
+            "rho": 7.0,
+            "final_sigmas_type": "zero",
+            "prediction_type": "v_prediction",
+        }
+    return options | {
+        "beta_start": 1e-4 * 1000 / process.steps,  # DDPM's are of 1,000 steps
+        "beta_end": 0.02 * 1000 / process.steps,
+        "beta_schedule": _BETA_SCHEDULES[process.schedule],
+        "prediction_type": _PREDICTIONS[process.prediction],
+        "variance_type": process.variance,
+        "clip_sample": True,
+        "clip_sample_range": 1.0,
+    }
 
 
 def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
@@ -87,11 +178,17 @@ def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> 
         names = _their_names(config.model, name)
         for theirs, part in zip(names, tensor.detach().cpu().chunk(len(names)), strict=True):
             tensors[theirs] = part.contiguous()
+    scheduler = scheduler_class(config.process)
+    index = {
+        "_class_name": PIPELINES[scheduler],
+        "scheduler": ["diffusers", scheduler],
+        "unet": ["diffusers", "UNet2DModel"],
+    }
     files = {
-        "model_index.json": _json(diffusers_config.index_options(config)),
-        "unet/config.json": _json(diffusers_config.unet_options(config)),
+        "model_index.json": json.dumps(index, indent=2).encode(),
+        "unet/config.json": json.dumps(unet_options(config), indent=2).encode(),
         f"unet/{WEIGHTS}": save(tensors, metadata={"format": "pt"}),
-        "scheduler/scheduler_config.json": _json(diffusers_config.scheduler_options(config)),
+        "scheduler/scheduler_config.json": json.dumps(scheduler_options(config), indent=2).encode(),
     }
     folder.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
@@ -105,34 +202,32 @@ def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> 
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _json(content: Mapping[str, object]) -> bytes:
-    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
-
-
-# ---- reading
 def example(folder: Path, config: Any) -> str:
     """Return the call that samples from a pipeline as we do."""
-    scheduler = diffusers_config.scheduler_class(config.process)
+    scheduler = scheduler_class(config.process)
     steps = config.process.steps if scheduler == "DDPMScheduler" else config.evaluation.steps
-    load = f"diffusers.{diffusers_config.PIPELINES[scheduler]}.from_pretrained({str(folder)!r})"
+    load = f"diffusers.{PIPELINES[scheduler]}.from_pretrained({str(folder)!r})"
     return f"{load}(num_inference_steps={steps})"
 
 
+# ---- reading
 def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
     """Return (data and model knobs, float32 state for our `UNet`) of a pipeline or `unet/`.
 
-    Nested (`unet/`, `scheduler/`) or flat; weights in safetensors, or `.bin` read as plain tensors
-    only; attention by its present names or the older query, key, value, proj_attn. Raises
-    `ConfigError` for weights that are damaged or not of such a network.
+    Nested (`unet/`, `scheduler/`) or flat, as google/ddpm-cifar10-32; weights in safetensors, or
+    `.bin` read as plain tensors only; attention by its present names or the older query, key,
+    value, proj_attn. Raises `ConfigError` for weights that are damaged or not of such a network.
     """
     import torch
 
     from tunediff.training.weights import read, shape_of, words
 
-    default, unet = cfg.find("diffusion").schema.default(), _unet_folder(folder)
-    values = diffusers_config.read_unet(unet / "config.json", default)
+    names = ("unet/config.json", "config.json")
+    options_file = _first(folder, names, f"no U-Net; looked for {' and '.join(names)}")
+    default = cfg.find("diffusion").schema.default()
+    values = _knobs_of(options_file, default)
     kinds = (WEIGHTS, "diffusion_pytorch_model.bin")
-    file = _first(unet, kinds, f"no weights; looked for {' and '.join(kinds)}")
+    file = _first(options_file.parent, kinds, f"no weights; looked for {' and '.join(kinds)}")
     tensors = {}
     for name, tensor in read(file).items():
         for old, present in _OLD_LEAVES.items():
@@ -142,20 +237,68 @@ def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
     state = {}
     for name, tensor in _network(config.knobs).state_dict().items():
         shape = tuple(tensor.shape)
-        names = _their_names(config.model, name)
-        part = (shape[0] // len(names), *shape[1:])
-        for theirs in names:
-            if theirs not in tensors:
-                raise ConfigError(f"{file}: {theirs} is missing")
-            if (actual := shape_of(tensors[theirs])) != part:
-                raise ConfigError(
-                    f"{file}: {theirs} has shape {words(actual)}; by config.json it should be"
-                    f" {words(part)}"
-                )
-        state[name] = torch.cat([tensors.pop(theirs) for theirs in names]).float()
+        theirs = _their_names(config.model, name)
+        part = (shape[0] // len(theirs), *shape[1:])
+        for their_name in theirs:
+            if their_name not in tensors:
+                raise ConfigError(f"{file}: {their_name} is missing")
+            if (actual := shape_of(tensors[their_name])) != part:
+                expected = f"by config.json it should be {words(part)}"
+                raise ConfigError(f"{file}: {their_name} has shape {words(actual)}; {expected}")
+        state[name] = torch.cat([tensors.pop(their_name) for their_name in theirs]).float()
     if tensors:
         raise ConfigError(f"{file}: {next(iter(tensors))} has no place in our U-Net")
     return values, state
+
+
+def _knobs_of(path: Path, default: Any) -> Values:
+    """Return what `unet/config.json` says about data and model, by dotted knob name.
+
+    The options are translated to our knobs, and these back: what then differs is what our U-Net
+    does not compute. `default` is any configuration of this workload. Raises `ConfigError`.
+    """
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if (kind := content.get("_class_name", "UNet2DModel")) != "UNet2DModel":
+        raise ConfigError(f"{path}: _class_name: {kind!r} is not allowed; allowed: UNet2DModel")
+    options = _DEFAULTS | {name: one for name, one in content.items() if not name.startswith("_")}
+    widths, downs = options["block_out_channels"], options["down_block_types"]
+    attends = [kind.startswith("Attn") for kind in downs]
+
+    # Options that may be written in several ways.
+    size = options["sample_size"]
+    options["sample_size"] = size = size[0] if isinstance(size, list) and len(size) == 1 else size
+    options["act_fn"] = options["act_fn"].replace("swish", "silu")
+    heads = {width for width, attending in zip(widths, attends, strict=False) if attending}
+    if heads | {widths[-1]} == {options["attention_head_dim"]}:  # the middle attends too
+        options["attention_head_dim"] = None
+    if options.pop("time_embedding_dim", None) not in (None, 4 * widths[0]):
+        raise ConfigError(f"{path}: time_embedding_dim is not allowed; allowed: {4 * widths[0]}")
+    groups = options["norm_num_groups"]
+    if options.pop("attn_norm_num_groups", None) not in (None, groups):
+        raise ConfigError(f"{path}: attn_norm_num_groups is not allowed; allowed: {groups}")
+
+    if not isinstance(size, int):
+        raise ConfigError(f"{path}: sample_size: {size!r} is not allowed; allowed: one side")
+    values: Values = {
+        "data.image_size": size,
+        "data.channels": options["in_channels"],
+        "model.channels": widths[0],
+        "model.multipliers": [width // widths[0] for width in widths],
+        "model.blocks": options["layers_per_block"],
+        "model.attention": [size >> level for level, attending in enumerate(attends) if attending],
+        "model.dropout": options["dropout"],
+        "model.norm_groups": groups,
+    }
+    ours = unet_options(
+        cfg.override(default, values | {"evaluation.extractor": "classifier"}, str(path))
+    )
+    for name, value in options.items():
+        if value != ours.get(name):
+            left_out = "" if name in content else " (diffusers' default)"
+            raise ConfigError(
+                f"{path}: {name}: {value!r}{left_out} is not allowed; allowed: {ours.get(name)!r}"
+            )
+    return values
 
 
 def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
@@ -187,17 +330,11 @@ def _network(knobs: Knobs) -> UNet:
         return network(knobs)
 
 
-def _unet_folder(folder: Path) -> Path:
-    """Return the folder of config.json and weights: google/ddpm-cifar10-32 has them at the root."""
-    names = ("unet/config.json", "config.json")
-    return _first(folder, names, f"no U-Net; looked for {' and '.join(names)}").parent
-
-
-def _first(folder: Path, names: Sequence[str], missing: str) -> Path:
-    for name in names:
-        if (folder / name).is_file():
-            return folder / name
-    raise ConfigError(f"{folder}: {missing}")
+def _first(folder: Path, names: tuple[str, ...], missing: str) -> Path:
+    """Return the first of these files that a folder has. Raises `ConfigError`."""
+    if (found := next(filter(Path.is_file, (folder / name for name in names)), None)) is None:
+        raise ConfigError(f"{folder}: {missing}")
+    return found
 
 
 # ---- names
