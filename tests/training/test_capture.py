@@ -11,9 +11,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, timed, tiny, toy, train, weights
+from tests.recorded_step import RecordedStep
 from tests.toy.train import INPUTS, TARGETS, begin, error, network
+from tunediff.core.journal import Journal
+from tunediff.core.trial_record import read_trial
 from tunediff.training.capture.captured_call import CapturedCall
-from tunediff.training.capture.graph import RecordedStep
+from tunediff.training.capture.comparison import difference
+from tunediff.training.observer import Recorder
 from tunediff.training.pace import Pace
 from tunediff.training.run_trial import run_trial
 from tunediff.training.training_run import Program
@@ -63,7 +67,7 @@ def both(config, samples=FEW):
 )
 def test_captured_training_equals_the_eager_one_with(knobs):
     captured, eager, told = both(tiny(**EXACT | knobs))
-    assert told.facts["capture"] == "step"
+    assert told.facts["capture"] == "captured"
     assert_equal(weights(captured), weights(eager))
 
 
@@ -79,7 +83,7 @@ def test_learning_rates_that_follow_the_budget_reach_a_captured_step():
         optimizer__implementation="fused", optimizer__warmup=0.5, optimizer__decay="cosine", loader__workers=0
     )
     captured, eager, told = both(config, 16 * 20)
-    assert told.facts["capture"] == "step"
+    assert told.facts["capture"] == "captured"
     assert_equal(weights(captured), weights(eager), rtol=1e-4, atol=1e-6)
     rates = [values["learning_rate"] for values in told.values]
     assert max(rates) > 2 * rates[-1] > 0, "the host knows each one"
@@ -94,7 +98,7 @@ def test_resume_of_a_captured_training_equals_the_uninterrupted_one(tmp_path, pr
         train(config, samples=FEW, program=Recorded(), folder=tmp_path, observer=Dies())
     told = Told()
     resumed = train(config, samples=FEW, program=program(), folder=tmp_path, observer=told)
-    assert told.facts.get("capture") == ("step" if program is Recorded else None)
+    assert told.facts.get("capture") == ("captured" if program is Recorded else None)
     assert_equal(weights(resumed), weights(whole))
 
 
@@ -153,7 +157,7 @@ def test_plain_loop_with_a_schedule_of_learning_rates_is_captured():
             schedule.step()
             trial.record_step(loss, optimizer)
 
-    assert told_of(body).facts["capture"] == "step"
+    assert told_of(body).facts["capture"] == "captured"
 
 
 def test_numbers_that_the_loop_sets_before_each_step_reach_a_captured_one():
@@ -171,7 +175,7 @@ def test_numbers_that_the_loop_sets_before_each_step_reach_a_captured_one():
             trial.before_step(halve)
             trial.step(F.mse_loss(net(inputs), targets), optimizer)
 
-    assert told_of(body).facts["capture"] == "step"
+    assert told_of(body).facts["capture"] == "captured"
     assert rates[0][-10:] == rates[1][-10:] == 4 * [2**-6] + 6 * [2**-7]
 
 
@@ -183,7 +187,7 @@ def test_loss_scaling_of_a_captured_step():
                 loss = F.mse_loss(net(inputs), targets)
             trial.step(loss, optimizer, clip_norm=1.0)
 
-    assert told_of(body, precision__amp="fp16").facts["capture"] == "step"
+    assert told_of(body, precision__amp="fp16").facts["capture"] == "captured"
 
 
 def test_batch_of_another_shape_is_trained_in_the_loop():
@@ -196,7 +200,7 @@ def test_batch_of_another_shape_is_trained_in_the_loop():
             sizes.append(len(inputs))
             trial.step(F.mse_loss(net(inputs), targets), optimizer)
 
-    assert told_of(body, steps=18).facts["capture"] == "step"
+    assert told_of(body, steps=18).facts["capture"] == "captured"
     assert list(sizes)[:13] == [8] * 10 + [4] * 3, "captured; then the three short ones of 18 steps"
 
 
@@ -263,8 +267,8 @@ REASONS = {
     with_mask: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
     with_progress: "trial.progress is read, which trial.before_step may (test_capture.py:",
     with_rate: "a learning rate is set, which trial.before_step may",
-    with_python_random: "random numbers are drawn by Python",
-    with_numpy_random: "random numbers are drawn by Python or NumPy",
+    with_python_random: "replays are not the steps: library_rng",
+    with_numpy_random: "replays are not the steps: library_rng",
     with_hidden: "the same steps made twice differ: ",
 }
 
@@ -318,7 +322,7 @@ def test_host_work_after_each_step_sees_every_loss():
             if trial.engine is not None:
                 trial.after_step(lambda one: losses.append(float(one)), loss.detach())
 
-    assert told_of(body).facts["capture"] == "step"
+    assert told_of(body).facts["capture"] == "captured"
     assert seen[0][-9:] == pytest.approx(seen[1][-9:], rel=1e-5)
 
 
@@ -358,7 +362,7 @@ def test_weights_that_an_evaluation_moves_end_the_replays():
             trial.step(F.mse_loss(net(inputs), targets), optimizer)
 
     told = told_of(body, steps=24, evaluates=True, **{"evaluation.points": 2})
-    assert told.points[0].capture == "step"
+    assert told.points[0].capture == "captured"
     assert told.points[1].capture == "refused: weights or the optimizer's state were moved to another place"
 
 
@@ -373,7 +377,36 @@ def test_loop_by_epochs_is_refused_with_the_reason():
     assert told_of(body).points[-1].capture.startswith("refused: a loop by epochs")
 
 
-def test_capture_that_fails_ends_the_process_and_the_next_one_trains_eagerly(tmp_path):
+class Best:
+    """Keeps a number, as many do, that its `state_dict` reads from the device."""
+
+    def __init__(self):
+        self.value = torch.zeros(())
+
+    def state_dict(self):
+        return {"value": self.value.item()}
+
+    def load_state_dict(self, state):
+        self.value.fill_(state["value"])
+
+
+@pytest.mark.parametrize("before", [None, lambda best: None, lambda best: best.value.item()])
+def test_state_that_is_read_between_steps_is_no_read_of_the_step(before):
+    def body(trial):
+        best = Best()
+        net, optimizer = fused(trial, best=best)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            if before is not None:
+                trial.before_step(lambda: before(best))
+            loss = F.mse_loss(net(inputs), targets)
+            best.value.copy_(loss.detach())
+            trial.step(loss, optimizer)
+
+    assert told_of(body).facts["capture"] == "captured"
+
+
+def fails_later():
+    """A loop that is watched without a fault and reads on the host when it is captured."""
     steps = [0]
 
     def body(trial):
@@ -383,16 +416,139 @@ def test_capture_that_fails_ends_the_process_and_the_next_one_trains_eagerly(tmp
             loss = F.mse_loss(net(inputs), targets)
             trial.step(loss * (1 + 0 * loss.item()) if steps[0] > 5 else loss, optimizer)
 
-    config, told = toy(**{"evaluation.points": 1}), Told()
+    return body
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_capture_that_fails_ends_the_process_and_the_next_one_trains_eagerly(tmp_path, keeps):
+    """Also in a run that keeps nothing but its journal, as those of a comparison."""
+    config, body, folder = toy(**{"evaluation.points": 1}), fails_later(), tmp_path if keeps else None
+    Journal(tmp_path).start(config, {}, 1.0)
     for attempt in ("fails", "trains"):
-        result = run_trial(
-            lambda: train(config, samples=96, program=Recorded(), observer=told, body=body, folder=tmp_path),
-            CPU,
-            tmp_path,
-        )
+        told, reason = Recorder(tmp_path), read_trial(tmp_path).not_captured
+        how = {"program": Recorded(), "observer": told, "body": body, "folder": folder, "not_captured": reason}
+        result = run_trial(lambda how=how: train(config, samples=96, **how), CPU, tmp_path)
         assert (result.end is None) == (attempt == "fails"), "no end of the trial: it is tried again"
-    assert told.facts["capture"].startswith("refused: capture failed: operation not permitted")
-    assert told.points[-1].steps == 12
+        assert reason.startswith("capture failed: operation not permitted") == (attempt == "trains")
+    assert result.outcome.points[-1].steps == 12
+    assert read_trial(tmp_path).points[-1].capture == f"refused: {reason}"
+    assert f"not captured: {reason}" in read_trial(tmp_path).remarks
+
+
+# ---- faults of a capture: what was captured is not what the loop does
+class Ignores(RecordedStep):
+    """A recording that leaves out all that `ignored` says of an operator and its arguments."""
+
+    ignored = staticmethod(lambda func, args: False)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        outputs = super().__torch_dispatch__(func, types, args, kwargs)
+        if self.ignored(func, args):
+            del self._calls[-1]
+        return outputs
+
+
+class Averaged:
+    """A slow average of the weights."""
+
+    def __init__(self, net):
+        self.net, self.mean = net, [one.detach().clone() for one in net.parameters()]
+
+    @torch.no_grad()
+    def update(self):
+        torch._foreach_lerp_(self.mean, list(self.net.parameters()), 2.0**-10)
+
+    def state_dict(self):
+        return dict(enumerate(self.mean))
+
+    def load_state_dict(self, state):
+        for mine, saved in zip(self.mean, state.values(), strict=True):
+            mine.copy_(saved)
+
+
+class BakedBatch(RecordedStep):
+    """A recording that reads its first batch for ever."""
+
+    batch: tuple[torch.Tensor, ...]
+
+    def replay(self):
+        if not hasattr(self, "baked"):
+            self.baked = [one.clone() for one in self.batch]
+        for one, baked in zip(self.batch, self.baked, strict=True):
+            one.copy_(baked)
+        super().replay()
+
+
+class StoppedGenerator(RecordedStep):
+    """A recording whose generators draw the same numbers again."""
+
+    def __init__(self, generators=()):
+        super().__init__()
+        self.generators = [*generators, torch.default_generator]
+
+    def replay(self):
+        before = [one.get_state() for one in self.generators]
+        super().replay()
+        for one, state in zip(self.generators, before, strict=True):
+            one.set_state(state)
+
+
+class BakedRate(RecordedStep):
+    """A recording whose scalars of the device, the learning rates, stay as they were."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        if isinstance(kwargs.get("lr"), torch.Tensor):
+            kwargs["lr"] = kwargs["lr"].detach().clone()
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class StoppedAverage(Ignores):
+    ignored = staticmethod(lambda func, args: "foreach_lerp" in str(func))
+
+
+FAULTS = (BakedRate, BakedBatch, StoppedAverage, StoppedGenerator)
+
+
+@pytest.mark.parametrize("rounding", [0.0, 1e-6], ids=["equal", "rounded"])
+@pytest.mark.parametrize("fault", [None, *FAULTS])
+def test_capture_with_a_fault_is_refused_though_rounding_is_allowed(monkeypatch, fault, rounding):
+    """Two eager runs are equal, or differ by rounding."""
+    noise = torch.Generator().manual_seed(0)
+
+    def body(trial):
+        net, optimizer = fused(trial, lr=1e-3)
+        mean = Averaged(net)
+        trial.keep(mean=mean)
+        for inputs, targets in trial.batches((INPUTS, TARGETS)):
+            BakedBatch.batch = inputs, targets
+            loss = F.mse_loss(net(inputs) * (1 + 0.1 * torch.rand(1)), targets)
+            trial.step(loss, optimizer)
+            mean.update()
+            if rounding:
+                with torch.no_grad():
+                    net[0].weight.mul_(1 + rounding * torch.rand((), generator=noise))
+
+    told, program = Told(), Recorded()
+    monkeypatch.setattr(program, "step_graph", lambda run: fault or RecordedStep)
+    train(toy(**{"evaluation.points": 1}), samples=96, program=program, observer=told, body=body)
+    assert told.facts["capture"].startswith("refused: replays are not the steps: " if fault else "captured")
+
+
+def test_rounding_that_two_eager_runs_lack_by_luck_is_allowed():
+    """What an H200 said of a step that it had captured rightly: 2e-6 of a bias."""
+    state = {"kept": {"bias": torch.tensor([0.5, -0.25]), "steps": torch.tensor([3])}}
+    before = {"kept": {"bias": torch.tensor([0.4, -0.2]), "steps": torch.tensor([0])}}
+    rounded = {"kept": {"bias": torch.tensor([0.5, -0.25]) + 1e-6, "steps": torch.tensor([3])}}
+    assert not difference(state, state, rounded, before)
+    assert "kept.bias" in difference(
+        state, state, {"kept": state["kept"] | {"bias": state["kept"]["bias"] * 1.001}}, before
+    )
+    slow = {"kept": before["kept"] | {"bias": torch.tensor([0.5 - 1e-6, -0.25])}}
+    assert "kept.bias" in difference(
+        state, state, {"kept": state["kept"] | slow["kept"] | {"steps": torch.tensor([3])}}, slow
+    )
+    assert "kept.steps" in difference(state, state, {"kept": state["kept"] | {"steps": torch.tensor([2])}}, before)
 
 
 # ------------------------------------------------------------------------------------------------------- evaluations
@@ -435,3 +591,27 @@ def test_a_network_that_reads_on_the_host_is_called_as_it_is():
     for x in torch.randn(6, 2, 3):
         assert_equal(predict(x), net(x))
     assert "operation not permitted when a step is captured" in predict.refusal
+
+
+@pytest.mark.parametrize("own_autocast", [False, True])
+def test_an_evaluation_in_autocast_judges_the_weights_of_now_though_they_need_gradients(own_autocast):
+    """Autocast keeps its casts of such weights while a context is on: a graph may not read them."""
+
+    class Net(nn.Sequential):
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16, enabled=own_autocast or torch.is_autocast_enabled("cpu")):
+                return super().forward(x)
+
+    net, x = Net(nn.Linear(4, 8), nn.SiLU(), nn.Linear(8, 1)), torch.randn(3, 4)
+    predict = CapturedCall(net, RecordedStep)
+    for _ in range(3):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            found = [predict(x) for _ in range(4)]
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            expected = net(x)
+        for one in found:
+            assert_equal(one, expected)
+        with torch.no_grad():
+            for parameter in net.parameters():
+                parameter.mul_(3.0)
+    assert not predict.refusal

@@ -218,7 +218,7 @@ def test_gpu_capture_learns_what_the_loop_does(knobs):
     fused = {"optimizer__implementation": "fused", "optimizer__warmup": 0.2, "compile__capture": "step"}
     told = Told()
     outcome = train(digits(**SMALL | fused | knobs), samples=320, world=GPU, observer=told)
-    assert told.facts["capture"] == "step"
+    assert told.facts["capture"] == "captured"
     assert told.points[-1].steps == 40
     assert all(tensor.isfinite().all() for tensor in outcome.weights.values())
     if "model__dropout" not in knobs:

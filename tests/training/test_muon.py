@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from tests.helpers import digits
+from tests.recorded_step import RecordedStep
 from tunediff import config as cfg
-from tunediff.training.capture.graph import RecordedStep
 from tunediff.training.muon import MuonAdamW, groups_of, matrix_count
 from tunediff.workloads.classification.train import network as classifier
 from tunediff.workloads.diffusion.unet import network as unet

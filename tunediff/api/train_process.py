@@ -54,6 +54,7 @@ def train(request: TrainRequest, lines: EventLines) -> str:
         engine = Engine(
             config, request.budget, world, observer, folder=folder,
             checkpoint_every_s=CHECKPOINT_EVERY_S, initial=initial,
+            not_captured=trial.not_captured if trial is not None else "",
         )  # fmt: skip
         journal = Journal(folder)
         try:

@@ -11,7 +11,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.api.options import TRACK_HELP, UNIT_HELP, check_files, trainable
 from tunediff.config import ConfigError, Systems
-from tunediff.core import listeners, machine_options, text
+from tunediff.core import listeners, machine, machine_options, text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
@@ -86,7 +86,7 @@ def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) 
     `command`: how to start it with a number of processes; default: with the options' words.
     """
     listeners.check(options.track)
-    config = trainable(options.config, options.words)
+    config = _captured(trainable(options.config, options.words), options)
     processes = config.parallel.processes
     request = TrainRequest(
         config,
@@ -106,6 +106,15 @@ def prepare(options: TrainOptions, command: Callable[[int], str] | None = None) 
     with writing("--out", _folder(options)):
         request.folder.mkdir(parents=True, exist_ok=True)
     return request
+
+
+def _captured(config: Systems, options: TrainOptions) -> Systems:
+    """Return a workload's baseline with its step captured where a GPU trains it, if that learns the
+    same; as it is where words name `compile.` knobs, or a file says how it trains."""
+    named = options.config.suffix in (".yaml", ".yml")
+    if named or not machine.gpus() or any(word.startswith("compile.") for word in options.words):
+        return config
+    return cfg.override(config, {"compile.capture": "auto"})
 
 
 def _folder(options: TrainOptions) -> Path:

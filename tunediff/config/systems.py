@@ -155,11 +155,12 @@ class Compile:
     """What is compiled: the whole network, or each residual block for itself, which compiles faster
     since equal blocks share the result; only with a mode other than `none`."""
 
-    capture: Literal["none", "step"] = "none"
+    capture: Literal["none", "step", "auto"] = "none"
     """`step` captures one whole optimizer step as a CUDA graph, after two steps and a check that
     replays learn the same, and replays it from then on: small batches no longer wait for the host.
     Without and with torch.compile. A loop that reads values on the host in every step is refused,
-    with the line, and trains on as it is. One GPU; no effect on a CPU."""
+    with the line, and trains on as it is. One GPU; no effect on a CPU. `auto`: the same, and beside
+    knobs that `step` is not allowed with it trains as it is as well."""
 
     @property
     def active(self) -> bool:
@@ -189,7 +190,7 @@ class Compile:
             raise Refusal("compile.capture", why)
 
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
-        if device != "cuda" and self.capture == "step":
+        if device != "cuda" and self.capture != "none":
             yield "compile.capture", "a step is captured on a GPU"
         if device != "cuda" and self.mode == "reduce-overhead":
             yield "compile.mode", "CUDA graphs need a GPU; it compiles as default does"
@@ -360,3 +361,12 @@ def with_more_passes(config: Systems) -> Systems | None:
         with contextlib.suppress(ConfigError):  # the batch is no multiple, or another knob forbids
             return override(config, {"loader.accumulation": passes})
     return None
+
+
+def why_not_captured(config: Systems) -> str:
+    """Return why no step of this configuration can be captured; "": one may be."""
+    try:
+        override(config, {"compile.capture": "step"})
+    except ConfigError as error:
+        return str(error)
+    return ""

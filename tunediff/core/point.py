@@ -112,7 +112,7 @@ class Point:
         "graphs expected", "", "different calls of what torch.compile compiled"
     )
     capture: str | None = _measured(
-        "captured", "", "`step` where steps were replayed, or why they were not: compile.capture"
+        "captured", "", "`captured` where steps were replayed, or `refused: why`: compile.capture"
     )
     phases_s: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the mean step by phase; flat name: `step_<phase>_s`."""

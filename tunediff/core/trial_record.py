@@ -54,8 +54,8 @@ Role = Literal["draw", "repeat", "confirm", "side"]
 a comparison. A run is a configuration, a seed and a role."""
 ROLES: tuple[Role, ...] = get_args(Role)
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
-REFUSED = "refused: "
-"""Beginning of a point's `capture` where its step was not captured; the reason follows."""
+CAPTURED, REFUSED = "captured", "refused: "
+"""A point's `capture`; where its step was not captured, the reason follows the second."""
 BOUND_EVENT = "bound"
 """Event of a journal: in one sentence what binds the step of a search's baseline, on a GPU."""
 LINE_KEYS = ("event", "time")
@@ -165,10 +165,14 @@ class TrialRecord:
         restarts = (
             f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts
         )
-        capture = self.not_effective.get("compile.capture", "")
-        refused = f"not captured: {capture.removeprefix(REFUSED)}"
-        remarks = [self.reason, *restarts, refused if capture.startswith(REFUSED) else ""]
-        return "; ".join(filter(None, remarks))
+        refused = f"not captured: {self.not_captured}" if self.not_captured else ""
+        return "; ".join(filter(None, [self.reason, *restarts, refused]))
+
+    @property
+    def not_captured(self) -> str:
+        """Return why its step was refused to be captured; "" if it was not."""
+        why = self.not_effective.get("compile.capture", "")
+        return why.removeprefix(REFUSED) if why.startswith(REFUSED) else ""
 
     @property
     def finished(self) -> bool:
@@ -283,6 +287,10 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         if record is None:
             continue  # a line before the first start belongs to no trial
         record.last_written = when
+        if (why := str(event.get("capture", ""))).startswith(
+            REFUSED
+        ):  # as it is found, and at points
+            record.not_effective = record.not_effective | {"compile.capture": why}
         # Worker and environment
         if kind == "worker":
             worker = {"device": event["device"], "threads": event["threads"]}
@@ -298,8 +306,6 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "point":
             points = {index: point for index, point in points.items() if index < event["index"]}
             points[event["index"]] = Point.of(event)
-            if (why := str(event.get("capture", ""))).startswith(REFUSED):
-                record.not_effective = record.not_effective | {"compile.capture": why}
         elif kind == "resumed":
             points = {i: point for i, point in points.items() if point.steps <= event["steps"]}
         elif kind == "restarted":

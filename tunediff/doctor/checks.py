@@ -16,6 +16,7 @@ import torch
 from tunediff.config.code import described
 from tunediff.config.systems import Loader
 from tunediff.core import environment, machine, text
+from tunediff.core.trial_record import CAPTURED
 from tunediff.data import loader
 from tunediff.distributed import alone
 from tunediff.doctor.processes import answer
@@ -145,7 +146,7 @@ def capturing(storage: Path) -> Finding:
     if not machine.gpus():
         return Finding("ok", "no GPU: compile.capture = step has no effect")
     numbers = answer("captured", within_s=180)
-    if numbers["capture"] != "step":
+    if numbers["capture"] != CAPTURED:
         return Finding("wrong", numbers["capture"], "compile.capture = none only", numbers)
     found = f"a small step is captured, and its replays learn the same; eagerly, {numbers['bound']}"
     return Finding("ok", found, "", numbers)

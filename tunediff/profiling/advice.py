@@ -157,7 +157,7 @@ def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
 def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on a GPU that waits for the host to launch its kernels."""
     busy = profile.get("device_busy_share", 1.0)
-    captured = config.compile.capture == "step" or config.compile.mode in CUDA_GRAPHS
+    captured = config.compile.capture != "none" or config.compile.mode in CUDA_GRAPHS
     if busy < 0.7 and not captured:
         reason = f"the GPU computes {percent(busy)} of the time; the rest it waits to be told"
         graphs = f"{reason}; a CUDA graph launches all at once"

@@ -15,6 +15,7 @@ from tunediff.config import Workload
 from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
+from tunediff.core.trial_record import REFUSED
 from tunediff.training.observer import Recorder, Shown
 
 
@@ -67,8 +68,8 @@ class ConsoleRecorder(Recorder):
         rate = f"loss {text.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
         if odd := text.graphs(point.compiled_graphs, point.expected_graphs):
             print(f"WARNING: torch.compile made {odd}", file=sys.stderr)
-        if (point.capture or "").startswith("refused") and point.index == 1:
-            print(f"WARNING: compile.capture = step is {point.capture}", file=sys.stderr)
+        if (capture := point.capture or "").startswith(REFUSED) and point.index == 1:
+            print(f"WARNING: compile.capture: {capture}", file=sys.stderr)
         self._lines.say(f"{point.train_s:8.1f} s  {value}  {rate}", timed=False)
         return True
 

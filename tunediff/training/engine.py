@@ -17,7 +17,7 @@ from tunediff.core import text
 from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
-from tunediff.core.trial_record import NotFiniteError
+from tunediff.core.trial_record import REFUSED, NotFiniteError
 from tunediff.data import randomness
 from tunediff.data.gate import Gate
 from tunediff.training import checkpoints, evaluation, hardware, memory, outcome
@@ -49,6 +49,8 @@ class Engine(TrainingRun):
         if self.capture is not None:
             self.step.rate_of = self.capture.learning_rate
             self.step.on_update = self.capture.count
+        elif self.not_captured and self.world.main:
+            self.observer.about(self.capture_facts())
         self.stride = 0.0
         """The part of the training that the last step took, in units of `progress`."""
         self._counted = 0.0  # the furthest schedule after a step
@@ -183,6 +185,12 @@ class Engine(TrainingRun):
         self.step.learning_rate, self.batches_left_out = learning_rate, 0
         if not self.warming_up:
             self.count_step()
+
+    def capture_facts(self) -> dict[str, str]:
+        """Return `capture`, as a `Point` has it: whether steps are replayed, or why not."""
+        if self.capture is not None:
+            return self.capture.facts()
+        return {"capture": REFUSED + self.not_captured} if self.not_captured else {}
 
     def note_read(self, name: str) -> None:
         """Note that the workload reads a number that moves from step to step."""
@@ -341,8 +349,7 @@ class Engine(TrainingRun):
         described = evaluation.plain_findings(self.description(), "describe_with", title)
         metrics = {**point.metrics, **evaluation.finite_findings(described)}
         facts = {**self.compilation.facts(), **self.prefetched.facts()}
-        facts |= self.capture.facts() if self.capture is not None else {}
-        point = dataclasses.replace(point, metrics=metrics, **facts)
+        point = dataclasses.replace(point, metrics=metrics, **facts, **self.capture_facts())
         earlier = self.pending
         if earlier is not None and (earlier.index, earlier.steps) == (index, point.steps):
             point = earlier

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from tunediff.data import randomness
 from tunediff.data.items import to_device
+from tunediff.training.capture.graph import await_default_stream
 
 
 class Feed(Protocol):
@@ -160,7 +162,10 @@ class RepeatingLoader:
     def move(self, fetched: tuple[list[Any], Position]) -> Any:
         group, position = fetched
         self.position = dataclasses.replace(position, samples=self._samples)
-        moved = [to_device(batch, self._device) for batch in group]
+        # Torch's own pinned memory is not written to while it is copied; a user's may be
+        pinned = isinstance(self._loader, DataLoader) and self._loader.pin_memory
+        moved = [to_device(batch, self._device, non_blocking=pinned) for batch in group]
+        await_default_stream(_tensors(moved), self._device)
         return moved[0] if self._group is None else moved
 
     def end_pass(self) -> None:

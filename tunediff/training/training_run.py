@@ -15,6 +15,7 @@ from torch import nn
 
 from tunediff.config import Systems
 from tunediff.config.code import WorkloadError
+from tunediff.config.systems import why_not_captured
 from tunediff.core.clock import Budget, Clock
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
@@ -76,6 +77,7 @@ class TrainingRun:
         initial: Mapping[str, torch.Tensor] | None = None,
         compiled: Path | None = None,
         seconds_to_target: Callable[[Sequence[Point]], float | None] | None = None,
+        not_captured: str = "",
     ) -> None:
         """Set up the parts, and seed all generators for equal initial weights on all ranks.
 
@@ -83,6 +85,7 @@ class TrainingRun:
         without it, points carry throughput only. `initial`: weights to start from. `compiled`:
         folder of code that trainings share; None: they share none. `seconds_to_target`: returns
         when points have met a target, at which the training ends; None: there is no target.
+        `not_captured`: why an earlier process could not capture the step.
         """
         self.config, self.budget, self.world, self.device = config, budget, world, world.device
         self.observer, self.folder, self.evaluates = observer, folder, evaluates
@@ -99,7 +102,11 @@ class TrainingRun:
         self.state, self.strategy = state.State(world), strategies.build(config, world)
         self.amp = Amp(config.precision, world.device)
         self.compilation = Compilation(config.compile)
-        self.make_graph = self.program.step_graph(self)
+        self.not_captured = not_captured
+        """Why no capture is tried, where the configuration asks for one."""
+        if config.compile.capture == "auto" and self.device.type == "cuda" and not not_captured:
+            self.not_captured = why_not_captured(config)
+        self.make_graph = None if self.not_captured else self.program.step_graph(self)
         """What captures steps; None: they are made in the loop."""
         self.shared_code = SharedCode(compiled if config.compile.active else None)
 

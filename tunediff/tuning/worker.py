@@ -109,6 +109,7 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
             connection.send(trial.end)
         return
 
+    not_captured = trial.not_captured if trial is not None else ""
     observer = ReportingObserver(job, connection)
     if cfg.is_command(job.workload):
         _run_command(job, observer, connection)
@@ -117,7 +118,7 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
     def train() -> TrainingOutcome:
         progress = ProgressFile(job.folder if world.main else None)
         with subscribe(progress):
-            return _train(job, observer, world, progress.part, afresh)
+            return _train(job, observer, world, progress.part, afresh, not_captured)
 
     # A parent that is gone says nothing about this trial.
     result = run_trial(train, world, job.folder, (ParentLostError,), job.target)
@@ -221,10 +222,11 @@ def _end(job: TrialSpec, connection: Connection, end: End) -> None:
 
 def _train(
     job: TrialSpec, observer: ReportingObserver, world: World, on_part: Callable[[str], object],
-    afresh: str,
+    afresh: str, not_captured: str,
 ) -> TrainingOutcome:  # fmt: skip
     """Train, and run the job's final evaluation; `on_part` is called with the name of each part of
-    the time that begins. `afresh`: why the process was not forked, for the journal."""
+    the time that begins. `afresh`: why the process was not forked, for the journal. `not_captured`:
+    why an earlier process could not capture the step."""
     # ---- record who trains, on what
     config, clock = job.config, Clock(job.budget, world.synchronize, on_part=on_part)
     if world.main:
@@ -250,6 +252,7 @@ def _train(
                 clock=clock,
                 compiled=shared_code.folder_of(job.folder),
                 seconds_to_target=job.seconds_to_target,
+                not_captured=not_captured,
             )
         )
     if world.main and outcome.unread:

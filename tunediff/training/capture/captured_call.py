@@ -58,15 +58,17 @@ class CapturedCall:
 
     def _capture(self, key: Hashable, inputs: tuple[Tensor, ...]) -> Tensor:
         """Return what this call gives, and have a graph of it afterwards, or a refusal."""
-        eager, again = self._eager(*inputs), self._eager(*inputs)
         static, graph = [one.clone() for one in inputs], self._make_graph([])
-        try:
-            with graph.capturing():
-                output = self._eager(*static)
-            graph.replay()
-        except RuntimeError as error:
-            self.refusal = f"capture failed: {' '.join(str(error).split())[:300]}"
-            return eager
+        with _uncached_autocast(inputs[0].device.type):
+            eager, again = self._eager(*inputs), self._eager(*inputs)
+            torch.clear_autocast_cache()  # of an autocast within the network
+            try:
+                with graph.capturing():
+                    output = self._eager(*static)
+                graph.replay()
+            except RuntimeError as error:
+                self.refusal = f"capture failed: {' '.join(str(error).split())[:300]}"
+                return eager
         self.refusal = difference({"output": eager}, {"output": again}, {"output": output})
         self._captured[key] = _Captured(graph, static, output, self._addresses())
         return eager
@@ -74,6 +76,13 @@ class CapturedCall:
     def _addresses(self) -> list[int]:
         tensors = (*self._network.parameters(), *self._network.buffers())
         return [tensor.data_ptr() for tensor in tensors]
+
+
+def _uncached_autocast(device: str) -> torch.autocast:
+    """Return the present autocast without its cache of cast weights: a graph that reads the cache
+    has no cast of its own, and would go on with weights of then, in memory that is freed."""
+    dtype, enabled = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    return torch.autocast(device, dtype, enabled, cache_enabled=False)
 
 
 def _kind(inputs: tuple[Tensor, ...]) -> Hashable:

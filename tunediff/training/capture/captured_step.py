@@ -49,9 +49,12 @@ def cloned(leaf: Any) -> Any:
     return leaf.clone() if isinstance(leaf, Tensor) else leaf
 
 
-def rolled(leaf: Any, by: int) -> Any:
-    """Return a copy of a batch with its items moved by one, to reveal steps that ignore it."""
-    return leaf.roll(by, 0) if isinstance(leaf, Tensor) and leaf.dim() else cloned(leaf)
+def repeated(leaf: Any, times: int) -> Any:
+    """Return a batch of as many items, the first ones so many times: its mean loss is another one,
+    which reveals steps that ignore their batch."""
+    if not isinstance(leaf, Tensor) or not leaf.dim():
+        return cloned(leaf)
+    return leaf.repeat_interleave(times, 0)[: len(leaf)]
 
 
 def alike(batches: list[Any], others: list[Any]) -> bool:

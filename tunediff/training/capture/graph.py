@@ -1,15 +1,13 @@
-"""A captured step: a CUDA graph, or on a CPU a recording that behaves like one."""
+"""A captured step as a CUDA graph, and the stream in which it is made."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 _aten = torch.ops.aten
 HOST_READS = {
@@ -63,34 +61,23 @@ def use_side_stream(device: torch.device) -> None:
     A gradient accumulator that first ran on the default stream waits for it in later steps, which
     no capture allows.
     """
-    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.default_stream(device))
+    torch.cuda.set_stream(stream)
 
 
-class RecordedStep(TorchDispatchMode):
-    """A CUDA graph's semantics on a CPU: each operator runs again on the same storage.
+def leave_side_stream(device: torch.device) -> None:
+    """Go on in the default stream, after all that was queued in the other one."""
+    default = torch.cuda.default_stream(device)
+    default.wait_stream(torch.cuda.current_stream(device))
+    torch.cuda.set_stream(default)
 
-    It is for tests, and no faster than the step itself. Outputs stay where they were when the step
-    was recorded; reading a value on the host raises `RuntimeError`, as CUDA does under capture.
-    """
 
-    def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._calls = list[tuple[Any, Any, Any, list[Any]]]()
-
-    def capturing(self) -> contextlib.AbstractContextManager[object]:
-        return self
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in HOST_READS:
-            raise RuntimeError(f"operation not permitted when a step is captured: {func}")
-        outputs = func(*args, **(kwargs or {}))
-        self._calls.append((func, args, kwargs or {}, tree_leaves(outputs)))
-        return outputs
-
-    @torch.no_grad()
-    def replay(self) -> None:
-        for func, args, kwargs, outputs in self._calls:
-            for recorded, new in zip(outputs, tree_leaves(func(*args, **kwargs)), strict=True):
-                # A view, or an operator in place, gives the recorded storage again
-                if isinstance(recorded, Tensor) and recorded.data_ptr() != new.data_ptr():
-                    recorded.copy_(new)
+def await_default_stream(tensors: Iterable[Tensor], device: torch.device) -> None:
+    """Order what was queued in the default stream, as by threads of a user's loader, before what
+    follows here, and keep the memory of these tensors of the device until that is done."""
+    if device.type == "cuda":
+        stream = torch.cuda.current_stream(device)
+        stream.wait_stream(torch.cuda.default_stream(device))
+        for tensor in tensors:
+            tensor.record_stream(stream)

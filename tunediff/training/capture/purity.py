@@ -12,11 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tunediff.data import randomness
 from tunediff.training.capture.graph import HOST_READS
-from tunediff.training.training_run import TrainingRun
 
 _OF_TORCH = str(Path(torch.__file__).parent)
 _PACKAGE = Path(__file__).parents[2]
@@ -70,6 +68,21 @@ class StepWatch(TorchDispatchMode):
                 warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
+@contextlib.contextmanager
+def unwatched(device: torch.device) -> Iterator[None]:
+    """Leave every watch inside: what is done between steps may read from the device."""
+    with _disable_current_modes():  # type: ignore[no-untyped-call]
+        if device.type != "cuda":
+            yield
+            return
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+
 def _reads_mask(func: Any, args: Any) -> bool:
     """Return whether an index is a mask, whose length the host has to know.
 
@@ -102,42 +115,18 @@ def _is_internal(frame: types.FrameType) -> bool:
 
 
 # ---- host state
-class HostState:
-    """What a step must not move on the host: its Python code does not run in a replay."""
+def loop_numbers() -> tuple[dict[str, Any], str]:
+    """Return plain values of the frame that takes batches, its `self` and module, and its line.
 
-    def __init__(self, run: TrainingRun) -> None:
-        """Read it as it is now, below a generator that the loop has asked for a batch."""
-        self._numbers, self._places = _loop_numbers()
-        self._libraries = randomness.library_state()
-        self._cpu_generator = torch.get_rng_state() if run.device.type == "cuda" else None
-        self._kept = dict[str, Any]()
-        for name, stateful in run.state.stateful.items():
-            _collect(stateful.state_dict(), name, self._kept)
-
-    def moved(self, now: HostState) -> Iterator[tuple[str, str]]:
-        """Yield what is not as it was, and where that is."""
-        for name, value in self._numbers.items():
-            if name in now._numbers and now._numbers[name] != value:
-                yield f"{name} changes on the host in every step", self._places[name]
-        for name, value in self._kept.items():
-            if name in now._kept and now._kept[name] != value:
-                yield f"{name} changes on the host in every step", "trial.keep"
-        if repr(self._libraries) != repr(now._libraries):
-            yield "random numbers are drawn by Python or NumPy", "in the loop"
-        if self._cpu_generator is not None and not torch.equal(
-            self._cpu_generator, torch.get_rng_state()
-        ):
-            yield "random numbers are drawn on the CPU", "in the loop"
-
-
-def _loop_numbers() -> tuple[dict[str, Any], dict[str, str]]:
-    """Return plain values of the batch-taking frame, its `self` and module, and its line."""
+    Its Python code does not run in a replay: what changes there in every step may matter in a later
+    one. What is kept and generators are compared in replays themselves.
+    """
     frame: types.FrameType | None = sys._getframe(2)
     while frame is not None and _is_internal(frame):
         frame = frame.f_back
     values: dict[str, Any] = {}
     if frame is None:
-        return values, {}
+        return values, ""
     place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
     scopes: list[tuple[str, Mapping[str, Any]]] = [("", frame.f_globals), ("", frame.f_locals)]
     if "self" in frame.f_locals:
@@ -146,7 +135,7 @@ def _loop_numbers() -> tuple[dict[str, Any], dict[str, str]]:
         for name, value in list(scope.items()):
             if not name.startswith("__") and (plain := _plain(value)) is not None:
                 values[prefix + name] = plain
-    return values, dict.fromkeys(values, place)
+    return values, place
 
 
 def _plain(value: Any) -> Any:
@@ -154,15 +143,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, bool | int | float | str):
         return value
     return f"{len(value)} items" if type(value) in (list, dict, set) else None
-
-
-def _collect(state: Any, name: str, found: dict[str, Any]) -> None:
-    """Add the numbers and texts in a nested state to `found`, by their place."""
-    if isinstance(state, Mapping):
-        for key, value in state.items():
-            _collect(value, f"{name}.{key}", found)
-    elif isinstance(state, list | tuple):
-        for index, value in enumerate(state):
-            _collect(value, f"{name}.{index}", found)
-    elif isinstance(state, bool | int | float | str):
-        found[name] = state

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from tunediff.core.errors import CaptureFailedError
-from tunediff.core.files import write_text
-from tunediff.core.trial_record import REFUSED
+from tunediff.core.trial_record import CAPTURED, REFUSED
 from tunediff.training import checkpoints
 from tunediff.training.capture.captured_step import (
     Call,
@@ -21,16 +20,14 @@ from tunediff.training.capture.captured_step import (
     alike,
     cloned,
     fill,
-    rolled,
+    repeated,
 )
 from tunediff.training.capture.comparison import difference
-from tunediff.training.capture.graph import MakeGraph
+from tunediff.training.capture.graph import MakeGraph, leave_side_stream
 from tunediff.training.capture.group_values import GroupValues, deferred_schedules
-from tunediff.training.capture.purity import HostState, StepWatch
+from tunediff.training.capture.purity import StepWatch, loop_numbers, unwatched
 from tunediff.training.training_run import TrainingRun
 
-FAILED = "capture_failed.txt"
-"""In a training's folder: why an earlier process could not capture its step."""
 LEARNING_RATES = (0.5, 1.0, 1.5)
 """Factors of the learning rate in the compared steps: two eager, one replayed."""
 
@@ -55,7 +52,7 @@ class StepCapture:
         self.capturing = False
         """Whether the loop's body runs to be captured: an error that it raises is the capture's."""
         self._before, self._after = list[Call](), list[tuple[Call, tuple[Tensor, ...]]]()
-        self._moved_before = dict[str, str]()
+        self._moved_before = set[str]()
         self._optimizer: torch.optim.Optimizer | None = None
         self._addresses, self._points, self._constants = list[int](), 0, dict[str, Any]()
         self._contexts = contextlib.ExitStack()  # of the loop's body
@@ -69,11 +66,10 @@ class StepCapture:
             self._before.append(call)
             return
         in_body, self._in_body = self._in_body, False
-        with self._values.outside():
-            host = HostState(self._run) if self._watching else None
+        with self._values.outside(), unwatched(self._run.device):
+            numbers, _ = loop_numbers()
             call()
-            if host is not None:
-                self._moved_before |= dict(host.moved(HostState(self._run)))
+            self._moved_before |= set(_changed(numbers, loop_numbers()[0]))
         self._in_body = in_body
 
     def after(self, call: Call, *tensors: Tensor) -> None:
@@ -99,9 +95,6 @@ class StepCapture:
     # ---- one step
     def step(self) -> Iterator[Any]:
         """Make one optimizer step: replayed if the captured one fits, else in the loop."""
-        folder = self._run.folder
-        if folder is not None and not self._eager_steps and (folder / FAILED).exists():
-            self.refuse((folder / FAILED).read_text())
         if self._captured is None and not self.refusal and self._eager_steps >= 2:
             yield from self._capture()
         if self.refusal:
@@ -154,13 +147,13 @@ class StepCapture:
     def _watched(self, batches: list[Any]) -> Iterator[Any]:
         """Make a step as ever, and look whether it can be captured."""
         watch, constants = self._watch, self._values.constants()
-        self._moved_before, before = {}, HostState(self._run)
+        self._moved_before, (before, place) = set(), loop_numbers()
         self._watching = True
         yield from self._body(batches, watch.waits(self._run.device), watch)
         self._watching = False
-        for what, where in before.moved(HostState(self._run)):
-            if what not in self._moved_before:
-                watch.object_to(what, where)
+        for name in _changed(before, loop_numbers()[0]):
+            if name not in self._moved_before:
+                watch.object_to(f"{name} changes on the host in every step", place)
         if self._values.set_inside:
             watch.object_to("a learning rate is set, which trial.before_step may")
         self._refuse_changed(constants)
@@ -186,10 +179,9 @@ class StepCapture:
             self._run.observer.about(self.facts())
 
     def fail(self, error: RuntimeError) -> NoReturn:
-        """Raise `CaptureFailedError`; note for the next process to train eagerly."""
+        """Raise `CaptureFailedError`; note in the journal that the next process trains eagerly."""
         reason = f"capture failed: {' '.join(str(error).split())[:300]}"
-        if self._run.folder is not None:
-            write_text(self._run.folder / FAILED, reason)
+        self._run.observer.about({"capture": REFUSED + reason})
         raise CaptureFailedError(f"{reason}; the next attempt trains eagerly") from error
 
     def _capture(self) -> Iterator[Any]:
@@ -210,7 +202,7 @@ class StepCapture:
         self._captured, self._latest = captured, []
         self._addresses, self._constants = self._values.addresses(), self._values.constants()
         if self._run.world.main:
-            self._run.observer.about({"capture": "step"})
+            self._run.observer.about(self.facts())
 
     def _checked(self, before: Any) -> Generator[Any, None, tuple[CapturedStep, str]]:
         """Make the same steps eagerly twice, capture one, and replay it as often.
@@ -218,7 +210,7 @@ class StepCapture:
         Returns the captured step, and where its replays differ from the steps; "" if nowhere.
         """
         batches = tree_map(cloned, self._latest)
-        inputs = [tree_map(lambda one, k=k: rolled(one, k % 2), batches) for k in range(3)]
+        inputs = [tree_map(lambda one, k=k: repeated(one, k), batches) for k in (1, 2, 3)]
         states = []
         for _ in range(2):
             self._values.put(before)
@@ -240,7 +232,7 @@ class StepCapture:
             losses.append(self._launch(captured, content))
         replayed = {"loss": losses, **checkpoints.copied(self._run)}
         eager, again = states
-        return captured, difference(eager, again, replayed)
+        return captured, difference(eager, again, replayed, before)
 
     def _recorded(self, batches: list[Any]) -> Generator[Any, None, CapturedStep]:
         """Capture the step while the loop makes it."""
@@ -286,7 +278,7 @@ class StepCapture:
         """Return `capture`, as a `Point` has it."""
         if self.refusal:
             return {"capture": REFUSED + self.refusal}
-        return {"capture": "step"} if self._captured is not None else {}
+        return {"capture": CAPTURED} if self._captured is not None else {}
 
     def close(self) -> None:
         """Leave torch as it was, also where the loop's body has raised an error."""
@@ -294,4 +286,9 @@ class StepCapture:
             self._contexts.close()
         self._schedules.close()
         if self._run.device.type == "cuda":
-            torch.cuda.set_stream(torch.cuda.default_stream(self._run.device))
+            leave_side_stream(self._run.device)
+
+
+def _changed(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
+    """Yield the names of numbers that are no longer what they were."""
+    return (name for name, value in before.items() if name in now and now[name] != value)
