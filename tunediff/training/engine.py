@@ -186,7 +186,7 @@ class Engine(TrainingRun):
         if not self.warming_up:
             self.count_step()
 
-    def capture_facts(self) -> dict[str, str]:
+    def capture_facts(self) -> dict[str, Any]:
         """Return `capture`, as a `Point` has it: whether steps are replayed, or why not."""
         if self.capture is not None:
             return self.capture.facts()

@@ -71,7 +71,7 @@ class StepWatch(TorchDispatchMode):
 @contextlib.contextmanager
 def unwatched(device: torch.device) -> Iterator[None]:
     """Leave every watch inside: what is done between steps may read from the device."""
-    with _disable_current_modes():  # type: ignore[no-untyped-call]
+    with _disable_current_modes():
         if device.type != "cuda":
             yield
             return
