@@ -14,7 +14,6 @@ from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
 from tests.recorded_step import RecordedStep
 from tunediff.distributed import World
@@ -35,8 +34,8 @@ class Placed(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.pin_memory:
             return args[0]
-        args, kwargs = tree_map(_on_cpu, (tuple(args), kwargs or {}))
-        return func(*args, **kwargs)
+        kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
+        return func(*map(_on_cpu, args), **kwargs)
 
 
 class Generator(torch.Generator):
@@ -58,6 +57,9 @@ class Stream:
 
     def wait_stream(self, other):
         self.waits_for.append(other)
+
+    def is_capturing(self):
+        return Cuda.capturing
 
 
 class Event:
@@ -150,6 +152,7 @@ def fake_cuda():
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch(f"torch.cuda.{name}", answer))
+        stack.enter_context(mock.patch("torch.accelerator.current_stream", lambda *_: cuda.current))
         stack.enter_context(mock.patch("torch.Generator", Generator))
         stack.enter_context(mock.patch("torch._C._host_emptyCache", lambda: None, create=True))
         stack.enter_context(mock.patch("torch.Tensor.record_stream", record_stream, create=True))
