@@ -34,6 +34,8 @@ class Placed(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is torch.Tensor.pin_memory:
             return args[0]
+        if func is torch.device:
+            return func(*args, **(kwargs or {}))
         kwargs = {name: _on_cpu(value) for name, value in (kwargs or {}).items()}
         return func(*map(_on_cpu, args), **kwargs)
 
@@ -149,12 +151,14 @@ def fake_cuda():
         "set_sync_debug_mode": cuda.set_sync_debug_mode, "get_sync_debug_mode": lambda: cuda.sync_mode,
         "nvtx.range_push": cuda.ranges.append, "nvtx.range_pop": lambda: None,
     }  # fmt: skip
+    others = {
+        "accelerator.current_stream": answers["current_stream"], "_C._host_emptyCache": answers["empty_cache"],
+        "Generator": Generator, "Tensor.record_stream": record_stream,
+    }  # fmt: skip
     with contextlib.ExitStack() as stack:
         for name, answer in answers.items():
             stack.enter_context(mock.patch(f"torch.cuda.{name}", answer))
-        stack.enter_context(mock.patch("torch.accelerator.current_stream", lambda *_: cuda.current))
-        stack.enter_context(mock.patch("torch.Generator", Generator))
-        stack.enter_context(mock.patch("torch._C._host_emptyCache", lambda: None, create=True))
-        stack.enter_context(mock.patch("torch.Tensor.record_stream", record_stream, create=True))
+        for name, answer in others.items():
+            stack.enter_context(mock.patch(f"torch.{name}", answer, create=True))
         stack.enter_context(Placed())
         yield cuda
