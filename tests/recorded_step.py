@@ -23,7 +23,7 @@ class RecordedStep(TorchDispatchMode):
 
     def __init__(self, generators: Iterable[torch.Generator] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._calls = list[tuple[Any, Any, Any, list[Any]]]()
+        self.calls = list[tuple[Any, Any, Any, list[Any]]]()
 
     def capturing(self) -> contextlib.AbstractContextManager[object]:
         return self
@@ -32,12 +32,12 @@ class RecordedStep(TorchDispatchMode):
         if func.overloadpacket in HOST_READS:
             raise RuntimeError(f"operation not permitted when a step is captured: {func}")
         outputs = func(*args, **(kwargs or {}))
-        self._calls.append((func, args, kwargs or {}, tree_leaves(outputs)))
+        self.calls.append((func, args, kwargs or {}, tree_leaves(outputs)))
         return outputs
 
     @torch.no_grad()
     def replay(self) -> None:
-        for func, args, kwargs, outputs in self._calls:
+        for func, args, kwargs, outputs in self.calls:
             for recorded, new in zip(outputs, tree_leaves(func(*args, **kwargs)), strict=True):
                 # A view, or an operator in place, gives the recorded storage again
                 if isinstance(recorded, Tensor) and recorded.data_ptr() != new.data_ptr():
