@@ -151,7 +151,7 @@ def _equal(one: Any, other: Any) -> bool:
 def _other_comment(file: Path, test: PairTest, computed: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the text for a pull request says otherwise: verdict, difference, pairs."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    verdict = f"**tunediff: {computed['verdict']}.**"
+    verdict = f"**tunediff: {computed['verdict'] or 'not decided yet'}.**"
     if not text.startswith(verdict):
         yield f"{file.name}: does not begin with {verdict}"
     effect = [computed[name] for name in EFFECTS if computed[name] is not None]
