@@ -56,10 +56,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _export_configuration(args: argparse.Namespace) -> None:
     """Write the configuration of a trial, and its weights beside it."""
-    places = (Path(args.name).expanduser(), args.storage / args.name)
-    if training := next((one for one in places if (one / models.WEIGHTS).is_file()), None):
-        _export_training(training, args)
-        return
     search = analysis.read(search_space.folder_of(args.name, args.storage))
     out = args.out or Path(text.shown(search.folder / f"{args.trial or 'best'}.yaml"))
     # A program that reads the JSON may run in another folder.
@@ -86,7 +82,6 @@ def write(
     remote.pull(search.folder / "trials" / trial.name, heavy=True)
     weights = search.folder / "trials" / trial.name / models.WEIGHTS
     beside = out.with_suffix(".safetensors")
-    adapter = out.with_name(f"{out.stem}-adapter")
     written = {"trial": trial.name, "configuration": str(shown_out)}
     with writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -97,57 +92,17 @@ def write(
             written["weights"] = str(shown_out.with_suffix(".safetensors"))
         elif beside.exists():  # of an earlier export, perhaps of another trial
             beside.unlink()
-            shutil.rmtree(adapter, ignore_errors=True)
             log.warning(
                 "%s: removed, since %s has no weights",
                 shown_out.with_suffix(".safetensors"),
                 trial.name,
             )
-        if "weights" in written and _write_adapter(beside, adapter):
-            shown = shown_out.with_name(adapter.name)
-            written["adapter"] = str(shown)
         out.write_text(
             cfg.dump(copied, provenance(search, trial, out), out.parent),
             encoding="utf-8",
         )
     remote.push_or_warn(out)
     return written | {"train": _train(search, trial, shown_out)}
-
-
-def _export_training(training: Path, args: argparse.Namespace) -> None:
-    """Write the adapter of a training. Raises `ConfigError` for one without: its folder has all."""
-    weights, adapter = training / models.WEIGHTS, args.out or training / "adapter"
-    with writing("--out", adapter):
-        if not _write_adapter(weights, adapter):
-            raise cfg.ConfigError(
-                f"{args.name}: is a training, whose weights are {weights}; allowed: a search, or a"
-                " training with an adapter of peft"
-            )
-    _print_written({"weights": str(weights), "adapter": str(adapter)}, args.json)
-
-
-def _write_adapter(weights: Path, folder: Path) -> bool:
-    """Write the adapter of peft that a file of weights holds; return whether it holds one."""
-    from safetensors import SafetensorError, safe_open
-
-    from tunediff.training import adapters
-    from tunediff.training.weights import FROZEN_BASE, read
-
-    try:
-        file: Any = safe_open(weights, "np")
-    except SafetensorError:  # damaged: whoever loads the copy is told so
-        return False
-    with file:
-        metadata = file.metadata() or {}
-    state = read(weights)
-    is_written = adapters.write(metadata, state, folder)
-    if FROZEN_BASE in state and not is_written:
-        log.warning(
-            "%s: no folder for PeftModel.from_pretrained is written: peft computes what it saves of"
-            " this adapter (prompt learning); tunediff.load_model gives it with its base",
-            weights,
-        )
-    return is_written
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
@@ -164,7 +119,7 @@ def _export_pipeline(args: argparse.Namespace) -> None:
 
 def _print_written(written: dict[str, Any], as_json: bool) -> None:
     """Print what was written; as JSON with all keys, null where they do not apply."""
-    keys = ("trial", "configuration", "weights", "adapter", "train", "model", "pipeline", "sample")
+    keys = ("trial", "configuration", "weights", "train", "model", "pipeline", "sample")
     cli.result(written, as_json, {key: written.get(key) for key in keys})
 
 

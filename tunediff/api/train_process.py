@@ -93,7 +93,7 @@ def _conclude(
 ) -> None:
     """Write the weights of an ended or stopped training, and the `end` of an ended one."""
     metadata = weights.about(config, journal.folder, outcome.steps)
-    weights.save(outcome.weights, journal.folder / weights.NAME, {**metadata, **outcome.about})
+    weights.save(outcome.weights, journal.folder / weights.NAME, metadata)
     if outcome.reason:
         log.warning("%s", outcome.reason)
     if outcome.unread:

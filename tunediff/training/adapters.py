@@ -6,14 +6,10 @@ it, so that an adapter is never put onto another base.
 
 from __future__ import annotations
 
-import copy
-import json
 import sys
-import tempfile
 import weakref
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,20 +18,13 @@ from tunediff.config.code import WorkloadError
 from tunediff.training import weights
 from tunediff.training.weights import FROZEN_BASE
 
-ADAPTER = "adapter"
-"""Metadata of a file of weights: peft's configuration of the adapter, and its names of weights."""
-
 
 class _FrozenBase:
-    """The weights of a peft model that do not learn and are no part of its adapter."""
+    """The weights of a peft model that do not learn."""
 
-    def __init__(self, model: Any) -> None:
-        adapter = {id(one) for name in model.peft_config for one in _adapter(model, name).values()}
-        self.names = {
-            name
-            for name, parameter in model.named_parameters(remove_duplicate=False)
-            if not parameter.requires_grad and id(parameter) not in adapter
-        }
+    def __init__(self, model: nn.Module) -> None:
+        parameters = model.named_parameters(remove_duplicate=False)
+        self.names = {name for name, parameter in parameters if not parameter.requires_grad}
         self.at_first = self.digest_in(model.state_dict())
 
     def digest_in(self, state: Mapping[str, Tensor]) -> Tensor:
@@ -95,45 +84,3 @@ def put_into(model: nn.Module, state: Mapping[str, Any]) -> None:
     outcome = model.load_state_dict(learned, strict=False)
     if wrong := [*outcome.unexpected_keys, *(set(outcome.missing_keys) - base.names)]:
         raise RuntimeError(f"{sorted(wrong)[0]} is no weight of both the adapter and its file")
-
-
-def about(model: nn.Module | None, state: Mapping[str, Tensor]) -> dict[str, str]:
-    """Return what a file of these weights says of its adapter, for `write`; {} without one."""
-    if model is None or model not in _bases:
-        return {}
-    name = cast(Any, model).active_adapter
-    names = {id(value): key for key, value in state.items()}
-    as_saved = _adapter(model, name, {key: one for key, one in state.items() if key != FROZEN_BASE})
-    if not as_saved.keys() or any(id(value) not in names for value in as_saved.values()):
-        return {}  # peft has computed what it would save
-    config = copy.copy(cast(Any, model).peft_config[name])
-    config.inference_mode = True
-    with tempfile.TemporaryDirectory() as folder:
-        config.save_pretrained(folder)
-        content = json.loads((Path(folder) / "adapter_config.json").read_text())
-    own_names = {saved: names[id(value)] for saved, value in as_saved.items()}
-    return {ADAPTER: json.dumps({"config": content, "names": own_names})}
-
-
-def write(metadata: Mapping[str, str], state: Mapping[str, Tensor], folder: Path) -> bool:
-    """Write the adapter in a file of weights for peft's `from_pretrained`; False if it has none."""
-    if ADAPTER not in metadata:
-        return False
-    adapter = json.loads(metadata[ADAPTER])
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "adapter_config.json").write_text(json.dumps(adapter["config"], indent=2) + "\n")
-    tensors = {saved: state[key] for saved, key in adapter["names"].items()}
-    weights.save(tensors, folder / "adapter_model.safetensors", {"format": "pt"})
-    return True
-
-
-def _adapter(model: Any, name: str, state: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """Return what peft saves of an adapter, by the names in its files."""
-    peft = sys.modules["peft"]
-    return cast(
-        "dict[str, Tensor]",
-        peft.get_peft_model_state_dict(
-            model, state_dict=state or model.state_dict(keep_vars=True), adapter_name=name,
-            save_embedding_layers=False,
-        ),
-    )  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 from tunediff.config import ConfigError, Systems, code, flat, of
 from tunediff.core import text
 from tunediff.core.point import Point
-from tunediff.training import adapters, checkpoints, read_tracking
+from tunediff.training import checkpoints, read_tracking
 from tunediff.training.training_run import TrainingRun
 
 CHANGED = (
@@ -36,8 +36,6 @@ class TrainingOutcome:
     """Peak memory in MiB, by the names of `Point`."""
     weights: Mapping[str, torch.Tensor]
     """What is exported: the weights as the last point has judged them; complete on rank 0."""
-    about: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What a file of these weights says of an adapter among them."""
     reason: str = ""
     """What its user should know of a training that is in order."""
     unread: tuple[str, ...] = ()
@@ -64,7 +62,6 @@ def of_run(run: TrainingRun) -> TrainingOutcome:
         samples=run.pace.samples,
         peak={name: last[name] for name in last if re.fullmatch(r"peak_\w+_mib", name)},
         weights=run.judged or {},
-        about=adapters.about(run.result, run.judged or {}) if run.world.main else {},
         reason=CHANGED.format(name) if name else "",
         unread=read_tracking.unread(run.config, run.read_knobs, run.not_followed, run.own_loader),
     )

@@ -266,7 +266,7 @@ def _after_training(
     """Keep the weights and judge them once more, as the job asks for."""
     if world.main and job.keeps:
         about = weights.about(job.config, job.folder, outcome.steps)
-        weights.save(outcome.weights, job.folder / weights.NAME, {**about, **outcome.about})
+        weights.save(outcome.weights, job.folder / weights.NAME, about)
     if job.final:
         with clock.part("evaluation"):
             evaluate_finally(job.config, job.final, outcome, world, job.folder)
