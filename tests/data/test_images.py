@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import io
 import os
-import pwd
-import stat
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -21,7 +18,6 @@ from tunediff.config import ConfigError, baseline
 from tunediff.data import images, sources
 from tunediff.data.fitting import Seen
 from tunediff.data.knobs import Data
-from tunediff.evaluation import weights
 
 
 def encoded(mode: str = "RGB", size: tuple[int, int] = (8, 8), value: Any = 90, kind: str = "PNG") -> bytes:
@@ -389,34 +385,6 @@ def test_full_disk_leaves_nothing_behind(
     assert len(images.load(data(folder(tmp_path / "set", CLASSES)))) == 6
     assert "No space left" in caplog.text
     assert [file.suffix for file in cache.iterdir()] == [".lock"]
-
-
-@pytest.mark.parametrize("home", ["/proc", "/proc/none", None])
-def test_cache_lies_in_the_temporary_folder_where_home_cannot_be_written(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, home: str | None
-) -> None:
-    def unknown(uid: int) -> None:
-        raise KeyError(uid)
-
-    monkeypatch.delenv("TUNEDIFF_CACHE")
-    # As in a container with a foreign user id.
-    for module, name, value in ((pwd, "getpwuid", unknown), (tempfile, "tempdir", str(tmp_path))):
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.delenv("HOME") if home is None else monkeypatch.setenv("HOME", home)
-    folder = images.cache_dir()
-    assert folder.is_relative_to(tmp_path)
-    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700
-    assert weights.hub_dir().is_relative_to(tmp_path if home is None else home)
-
-
-def test_cache_that_lies_in_a_home_folder_that_is_read_only_is_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("TUNEDIFF_CACHE")
-    monkeypatch.setenv("HOME", str(tmp_path))
-    (tmp_path / ".cache" / "tunediff").mkdir(parents=True)
-    monkeypatch.setattr("tunediff.data.cache.home", lambda: None)
-    assert images.cache_dir() == tmp_path / ".cache" / "tunediff"
 
 
 # ------------------------------------------------------------------------------------------------------ refused input

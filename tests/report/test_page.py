@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 import yaml
 
-from tests.report.pages import Elements, rows, words, written
+from tests.report.pages import Elements, words, written
 from tests.searches import FILE, again, make, random_points, write
 from tunediff.analysis import journals
 from tunediff.report import __main__ as command
-from tunediff.report import outputs
 from tunediff.tuning import sessions
 
 # ------------------------------------------------------------------------------------------- a folder of somebody else
@@ -56,14 +55,6 @@ def test_the_page_loads_nothing_runs_no_script_and_shows_content_of_files_as_tex
     assert "script-src" not in policy
     links = [attrs["href"] for tag, attrs in elements if tag == "a"]
     assert all(link.startswith("#") for link in links)
-
-
-def test_a_spreadsheet_sees_no_formula(night, plain):
-    space = journals.read(night)[0].space
-    for number, first in enumerate("=+-@", 3):
-        write(night, space, number, {"loader.batch_size": 32}, curve=(), status="error", reason=f"{first}A1")
-    outputs.write_all(journals.read(night)[0])
-    assert [row["reason"] for row in rows(night / "trials.csv")[3:]] == ["'=A1", "'+A1", "'-A1", "'@A1"]
 
 
 def test_damaged_points_are_no_values(night, plain):

@@ -424,7 +424,6 @@ def test_what_a_search_can_do_with_is_a_warning(tmp_path):
 
 
 ALIKE = [
-    ("a private generator", [("    net = trial.prepare(net)\n", "    net = trial.prepare(net)\n    own = torch.Generator().manual_seed(8191)\n"), ("F.mse_loss(net(x), y)", "F.mse_loss(net(x + torch.rand(x.shape, generator=own)), y)")], "draws from a generator with the seed 8191 whatever the knob seed is"),
     ("private initial weights", [("    net = trial.prepare(net)\n", "    own = torch.Generator().manual_seed(1)\n    for p in net.parameters():\n        nn.init.normal_(p, generator=own)\n    net = trial.prepare(net)\n")], "the initial weights are the same for two values of the knob seed"),
     ("a loader in a fixed order", [("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8]), (X[8:], Y[8:])])")], "the first batches are the same for two values of the knob seed"),
 ]  # fmt: skip

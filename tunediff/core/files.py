@@ -104,7 +104,7 @@ def write_text(path: Path, text: str) -> None:
 def write_csv(
     path: Path, columns: Iterable[str], rows: Iterable[Iterable[object]], digits: int | None = None
 ) -> None:
-    """Write a table with `write_atomically`; text that spreadsheets would run gets an apostrophe.
+    """Write a table with `write_atomically`.
 
     None and NaN become empty cells. `digits`: significant ones of floats; None: all.
     """
@@ -118,8 +118,7 @@ def write_csv(
                 if digits is None or isinstance(value, numbers.Integral)
                 else f"{value:.{digits}g}"
             )
-        text = str(value).replace("\r", " ")  # else some programs begin a row there
-        return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t")) else text
+        return value
 
     csv.writer(table := io.StringIO(), lineterminator="\n").writerows(
         map(cell, row) for row in (columns, *rows)
@@ -147,19 +146,6 @@ def study_url(path: Path) -> str:
         return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
     # SQLite refuses a file that it cannot lock, unless told so in a URI, which is quoted once more.
     return f"sqlite:///file:{quote(quote(str(path)))}?nolock=1&uri=true"
-
-
-def home() -> Path | None:
-    """Return the user's home folder; None if there is none or if nothing can be written to it."""
-    try:
-        folder = Path.home()
-        existing = next(path for path in (folder, *folder.parents) if path.is_dir())
-        with tempfile.TemporaryFile(dir=existing) as file:
-            file.write(b"0")  # with an exhausted quota a file can be created, but stays empty
-            file.flush()
-    except (OSError, RuntimeError):  # no $HOME, and no entry of this user in passwd
-        return None
-    return folder
 
 
 def private_temporary() -> Path:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from tunediff.core.files import home, private_temporary, write_atomically
+from tunediff.core.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -18,16 +18,9 @@ _T = TypeVar("_T")
 
 
 def cache_dir() -> Path:
-    """Return `$TUNEDIFF_CACHE`, or `~/.cache/tunediff`; absolute, and it may not exist yet.
-
-    Where the home folder cannot be written and has none, it is in the temporary folder.
-    """
-    if chosen := os.environ.get("TUNEDIFF_CACHE"):
-        return Path(chosen).expanduser().absolute()
-    with contextlib.suppress(RuntimeError):  # without a home folder
-        if (folder := Path.home() / ".cache" / "tunediff").is_dir() or home() is not None:
-            return folder
-    return private_temporary() / "cache"
+    """Return `$TUNEDIFF_CACHE`, or `~/.cache/tunediff`; absolute, and it may not exist yet."""
+    chosen = os.environ.get("TUNEDIFF_CACHE") or "~/.cache/tunediff"
+    return Path(chosen).expanduser().absolute()
 
 
 @contextlib.contextmanager

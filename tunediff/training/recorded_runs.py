@@ -8,14 +8,13 @@ import functools
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 
 from tunediff.distributed import World
 from tunediff.training import evaluation
@@ -48,23 +47,20 @@ class Record(Program):
     """Train; remember the beginning, the batches, and what the model is judged by."""
 
     def __init__(self) -> None:
-        self.record, self.generators = RunRecord([], [], {}, []), GeneratorWatch()
+        self.record = RunRecord([], [], {}, [])
         self.judging = set[int]()
         """Ids of the modules that the last evaluation called."""
 
     def before_prepare(self, run: TrainingRun, model: nn.Module) -> None:
         self.record.initial.extend(digests(model))
 
-    @contextlib.contextmanager
-    def batch(self, run: TrainingRun, batch: Any) -> Iterator[None]:
+    def batch(self, run: TrainingRun, batch: Any) -> contextlib.AbstractContextManager[object]:
         counter = isinstance(batch, int)  # the loop draws its data itself
         if counter and not self.record.makes_data:
             self.record = dataclasses.replace(self.record, makes_data=True)
         if len(self.record.batches) < BATCHES and not run.warming_up and not counter:
             self.record.batches.append(digest(batch))
-        self.generators.watching = True
-        yield
-        self.generators.watching = False
+        return super().batch(run, batch)
 
     def judge(
         self, run: TrainingRun, evaluate: Callable[[], Mapping[str, Any]]
@@ -132,26 +128,6 @@ class RecordedJudge(Record, JudgeWeights):
         self.fresh = set(digests(run.result))
         super().load(run)
         self.loaded = set(digests(run.result))
-
-
-class GeneratorWatch(TorchFunctionMode):
-    """Notes the seeds of the generators that torch's functions are given while `watching`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.watching, self.seeds = False, set[int]()
-
-    def __torch_function__(
-        self,
-        function: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        generator = (kwargs or {}).get("generator")
-        if self.watching and isinstance(generator, torch.Generator):
-            self.seeds.add(generator.initial_seed())
-        return function(*args, **(kwargs or {}))
 
 
 def differing(first: Mapping[str, Any], second: Mapping[str, Any], world: World) -> set[str]:

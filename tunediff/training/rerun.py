@@ -44,11 +44,11 @@ def warnings(
     # the first run has shown that processes work
     config = cfg.override(config, {"loader.workers": 0}, check=False)
     try:
-        random_keys, seeds, counters = _resumed(config, world, folder, budget, first)
+        random_keys, counters = _resumed(config, world, folder, budget, first)
         memory.reset(world.device)
         _evaluated(config, world, folder, first, random_keys | counters)
         memory.reset(world.device)
-        warnings = _of_seeds(config, world, budget, first, seeds)
+        warnings = _of_seeds(config, world, budget, first)
         if first.makes_data:
             memory.reset(world.device)
             warnings += _of_own_data(config, world, folder, budget)
@@ -72,16 +72,15 @@ def warnings(
 
 def _resumed(
     config: Systems, world: World, folder: Path, budget: Budget, first: RunRecord
-) -> tuple[set[str], set[int], set[str]]:
+) -> tuple[set[str], set[str]]:
     """Judge the model that a resumed training has.
 
-    Returns the findings that differ from one evaluation to the next of one model, the seeds of the
-    generators that its step drew from, and other findings of a framework that begin anew.
+    Returns the findings that differ from one evaluation to the next of one model, and other
+    findings of a framework that begin anew.
     """
     program = Rejudged(first)
     engine = Engine(config, budget, world, Observer(), program, folder=folder)
-    with program.generators:
-        _run_again(engine, "it goes on from its checkpoint")
+    _run_again(engine, "it goes on from its checkpoint")
     if engine.restart_reason:
         raise engine.mistake(
             f"a resumed training starts from the beginning: {engine.restart_reason}"
@@ -96,7 +95,7 @@ def _resumed(
         keys = differing(first.findings, program.record.findings, world) - program.random_keys
         counters = keys - {cfg.of(config).objective.name}
     _compare(engine, first, program.record, program.random_keys | counters, "after a resume", hint)
-    return program.random_keys, program.generators.seeds, counters
+    return program.random_keys, counters
 
 
 def _evaluated(
@@ -151,15 +150,12 @@ def _compare(
         )
 
 
-def _of_seeds(
-    config: Systems, world: World, budget: Budget, first: RunRecord, seeds: set[int]
-) -> list[str]:
-    """Train with another seed; name what stays equal. `seeds`: those of the generators."""
+def _of_seeds(config: Systems, world: World, budget: Budget, first: RunRecord) -> list[str]:
+    """Train with another seed; name what stays equal."""
     other = cfg.override(config, {"seed": config.seed + SEED_OFFSET}, check=False)
     program = Record()
     engine = Engine(other, budget, world, Observer(), program, evaluates=False)
-    with program.generators:
-        _run_again(engine, "it has another seed")
+    _run_again(engine, "it has another seed")
     warnings, alike = [], "so runs on new seeds are more alike than they should be"
     if engine.seeded and first.initial == program.record.initial:
         same = "the initial weights are the same for two values of the knob seed"
@@ -169,12 +165,6 @@ def _of_seeds(
             f"the first batches are the same for two values of the knob seed, {alike}: does the"
             " loader shuffle?"
         )
-    if fixed := sorted(seeds & program.generators.seeds):
-        which = ", ".join(map(str, fixed[:3]))
-        draws = (
-            f"train(trial) draws from a generator with the seed {which} whatever the knob seed is"
-        )
-        warnings.append(f"{draws}, {alike}: draw from trial.rng, or seed it with trial.config.seed")
     return warnings
 
 
