@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import searches
 from tests.helpers import CPU
-from tunediff import cli, export, search, search_space, train
 from tunediff import config as cfg
+from tunediff import search, search_space, train
 from tunediff.api import search_setup, train_setup
 from tunediff.api.calls import words
 from tunediff.api.train_setup import TrainOptions
@@ -22,7 +21,6 @@ from tunediff.config import ConfigError, code, copies
 from tunediff.config.code import WorkloadError
 from tunediff.core.clock import Budget
 from tunediff.core.text import SCHEMA
-from tunediff.report import __main__ as report
 from tunediff.search_space import default_space
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
@@ -147,51 +145,6 @@ def test_a_configuration_names_the_file_beside_it(mine, tmp_path):
     assert (found.width, cfg.fingerprint(found)) == (16, cfg.fingerprint(config))
 
 
-@pytest.fixture
-def gift(tmp_path):
-    """A search of a shipped workload by somebody else, with files that leave a trace where they are run."""
-    space = searches.make(tmp_path / "gift")
-    places = [searches.write(tmp_path / "gift", space, number) for number in range(2)]
-    for place in (tmp_path, tmp_path / "gift", tmp_path / "gift/workload", places[1] / "workload"):
-        place.mkdir(exist_ok=True)
-        (place / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()\n")
-    (tmp_path / "gift/workload/link.py").symlink_to(tmp_path / "evil.py")
-    (places[1] / "config.yaml").write_text("workload: workload/evil.py\n")
-    return tmp_path / "gift"
-
-
-def answers(gift, capsys):
-    """Exit codes and messages of the commands that read a search; none has run a file."""
-    codes = [command.main(["gift", "--storage", str(gift.parent)]) for command in (report, export)]
-    assert not (gift.parent / "ran").exists()
-    return codes, capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["x/workload/../evil.py", "{}/workload/evil.py", "{}/trials/t0001/workload/evil.py", "{}/evil.py", "tests.evil"],
-)
-def test_no_file_is_run_because_a_journal_names_it(gift, capsys, name):
-    journal = gift / "trials/t0001/journal.jsonl"
-    lines = journal.read_text()
-    assert '"workload": "diffusion"' in lines
-    journal.write_text(lines.replace('"workload": "diffusion"', f'"workload": "{name.format(gift)}"'))
-    codes, errors = answers(gift, capsys)
-    assert codes == [cli.OK, cli.BAD_INPUT]
-    assert "1 journal was not readable and left out" in (gift / "report.html").read_text()
-    assert f"t0001: workload: {name.format(gift)} is not allowed; allowed: the file of its own search" in errors
-
-
-@pytest.mark.parametrize("name", ["evil.py", "../evil.py", "workload/link.py", "workload/../evil.py", "tests.evil"])
-@pytest.mark.parametrize("file", ["baseline.yaml", "search.yaml"])
-def test_no_file_is_run_that_is_not_the_copy_of_a_search(gift, capsys, name, file):
-    lines = [line for line in (gift / file).read_text().splitlines() if not line.startswith(("workload:", "base:"))]
-    (gift / file).write_text("\n".join([*lines, f"workload: {name}", ""]))
-    codes, errors = answers(gift, capsys)
-    assert codes == [cli.BAD_INPUT] * 2
-    assert errors.count(f"{gift / file}: workload: {name} is not allowed; allowed: a file in {gift / 'workload'}") == 2
-
-
 # ------------------------------------------------------------------------------------------------------- what is searched
 def test_the_file_alone_is_a_search(mine):
     content = search_space.completed(
@@ -217,7 +170,7 @@ def test_knobs_for_a_cluster_are_inferred_for_its_nodes_not_for_its_head(mine, t
     for address in (None, "head:6379"):
         request = search_setup.requested(search_setup.SearchOptions(words=("mine.py",), address=address))
         names[address] = {dimension.name: dimension.choices for dimension in request.space.dimensions}
-    of_gpus = {"compile.mode", "memory.channels_last", "precision.matmul"}
+    of_gpus = {"compile.mode", "memory.channels_last", "precision.cudnn_benchmark", "precision.matmul"}
     more = names["head:6379"].keys() - names[None].keys()
     assert more - {"precision.amp"} == of_gpus, "bf16 is searched here only if this CPU has units for it"
     assert (names[None]["loader.workers"], names["head:6379"]["loader.workers"]) == ((0, 1), (0, 1, 2, 4, 8))
@@ -296,16 +249,11 @@ def test_formats_that_the_cpu_emulates_are_not_searched(mine):
     assert fast["precision.amp"] == ["none", "bf16"]
 
 
-@pytest.mark.parametrize(
-    ("imports", "hint"),
-    [("import optuna", "tunediff.open_study"), ("import json", "command: (docs/how-to/commands.md)")],
-)
-def test_a_script_that_is_no_workload_is_refused_before_it_runs(tmp_path, imports, hint):
+def test_a_script_that_is_no_workload_is_refused_before_it_runs(tmp_path):
     script = tmp_path / "study.py"
-    script.write_text(f"{imports}\nfrom pathlib import Path\nPath('{tmp_path}/ran').touch()\n")
-    with pytest.raises(ConfigError, match="has no class Knobs.*it was not run") as refused:
+    script.write_text(f"from pathlib import Path\nPath('{tmp_path}/ran').touch()\n")
+    with pytest.raises(ConfigError, match="has no class Knobs.*it was not run; any script is searched"):
         cfg.baseline(str(script))
-    assert hint in str(refused.value)
     assert not (tmp_path / "ran").exists()
 
 

@@ -262,10 +262,7 @@ def read(folder: Path) -> Pairs:
     needed = {"a", "b", "budget_s", "pairs", "within", "compile", "objective", "mode"}
     if missing := needed - content.keys():
         raise ConfigError(f"{folder / FILE}: is damaged: {', '.join(sorted(missing))} is missing")
-    files = [folder / side / recorded.CONFIG for side in SIDES]
-    for file in files:
-        recorded.own_file(file, file.parent)
-    configs = tuple(map(cfg.load, files))
+    configs = tuple(cfg.load(folder / side / recorded.CONFIG) for side in SIDES)
     return Pairs(
         folder,
         (content["a"], content["b"]),

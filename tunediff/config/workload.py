@@ -25,7 +25,6 @@ our packages, which declare the first two in `PACKAGE.knobs` and what needs torc
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import functools
 import importlib
@@ -205,7 +204,10 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
         module = importlib.import_module("tunediff.command.workload")
         return typing.cast(Workload, module.of_file((folder / name).absolute(), where))
     file = users.locate(name, where, folder)
-    _refuse_script(file)
+    source = file.read_bytes()  # a script may train for hours when it is imported
+    script = "any script is searched as it is by command: (docs/how-to/commands.md)"
+    has_knobs = any(word in source for word in (b"Knobs", b"import *"))
+    refuse(not has_knobs, f"{shown(file)}: {NO_KNOBS}; it was not run; {script}")
     workload = _users(str(file), users.read(file).version)
     assert workload.file is not None
     users.load(workload.file)
@@ -231,44 +233,6 @@ def is_command(name: str) -> bool:
 
 
 NO_KNOBS = "has no class Knobs; write @dataclass(frozen=True) above  class Knobs:"
-
-
-def _refuse_script(file: Path) -> None:
-    """Refuse a file that cannot have `Knobs` before it is run: a script may train for hours.
-
-    Raises `ConfigError`. A file that does not parse is left to its import, which shows its line.
-    """
-    try:
-        hint = _without_knobs(file.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return
-    if hint:
-        raise ConfigError(
-            f"{shown(file)}: {NO_KNOBS} (docs/own-training.md); it was not run; {hint}"
-        )
-
-
-@functools.lru_cache(maxsize=64)
-def _without_knobs(source: bytes) -> str:
-    """Return what a source that cannot have `Knobs` is searched by; '' if it may have them."""
-    tree = ast.parse(source)
-    names, imported = set[str](), set[str]()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name):  # assigned, or passed to what makes it
-            names.add(node.id)
-        elif isinstance(node, ast.ImportFrom | ast.Import):
-            names |= {alias.asname or alias.name for alias in node.names}
-            modules = [getattr(node, "module", None), *(alias.name for alias in node.names)]
-            imported |= {name.partition(".")[0] for name in modules if name}
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-            names.add(node.value)  # setattr, globals()
-    if {"Knobs", "*"} & names:
-        return ""
-    if "optuna" in imported:
-        return "a study of Optuna gets its trials from tunediff.open_study (docs/how-to/python.md)"
-    return "any script is searched as it is by command: (docs/how-to/commands.md)"
 
 
 @functools.cache

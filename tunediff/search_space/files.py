@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, recorded
+from tunediff.config import ConfigError
 from tunediff.config.knobs import nearest
 from tunediff.core import remote, text
 
@@ -73,5 +73,4 @@ def of_search(folder: Path) -> Path:
         missing = f"{folder.name or folder}: no such search in {folder.parent}"
         others = ", ".join(searches) or "none; --storage names another folder"
         raise ConfigError(f"{missing}; there are: {others}")
-    recorded.check_search(folder)
     return folder / "search.yaml"
