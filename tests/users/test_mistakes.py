@@ -39,7 +39,7 @@ def checked(folder, text, name="mine.py"):
 
 
 READ = [
-    ("not Python", "def train(trial:", r"mine.py: does not import: SyntaxError: .*\(mine.py, line 1: def train\(trial:\)"),
+    ("not Python", "def train(Knobs:", r"mine.py: does not import: SyntaxError: .*\(mine.py, line 1: def train\(Knobs:\)"),
     ("a module that is not installed", "import torchh\n" + PLAIN, r"mine.py: does not import: ModuleNotFoundError: No module named 'torchh' \(mine.py, line 1: import torchh\)"),
     ("a name that does not exist", PLAIN + "\nprint(nope)\n", r"NameError: name 'nope' is not defined \(mine.py, line \d+: print\(nope\)\)"),
     ("a script that ends by itself", PLAIN + "\nraise SystemExit(3)\n", r"mine.py: does not import: SystemExit: 3 \(mine.py"),

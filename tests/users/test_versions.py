@@ -1,10 +1,7 @@
 """The version and the copy of a workload are those of what it has loaded, however that was imported."""
 
-import dataclasses
 import importlib
 import json
-import os
-import py_compile
 import subprocess
 import sys
 
@@ -113,44 +110,44 @@ def train(tmp_path):
     return trained
 
 
-def test_what_a_check_has_loaded_is_the_version_and_the_copy(mine, train, tmp_path):
+def test_what_lies_below_the_file_is_the_version_and_the_copy(mine, train, tmp_path):
     config = cfg.baseline(str(mine))
-    before = config.schema.version
-    check.before_search(config, lambda line: None)
-    checked = cfg.found_again(config)
-    loaded = {*MODULES} - {"models/vgg.py"}
-    assert {str(path) for path in cfg.of(checked).file.contents} == {"mine.py", *loaded}
-    assert checked.schema.version != before
-    copy = cfg.take_along(checked, tmp_path / "search")
-    assert copy.schema.version == checked.schema.version
-    for name in loaded:
+    assert {str(path) for path in cfg.of(config).file.contents} == {"mine.py", *MODULES}
+    copy = cfg.take_along(config, tmp_path / "search")
+    assert copy.schema.version == config.schema.version
+    for name in MODULES:
         (mine.parent / name).write_text("VALUE = -1")  # edits reach no run of the copy
-    assert cfg.baseline(str(mine)).schema.version == before, "what is not imported at once is not known yet"
+    assert cfg.baseline(str(mine)).schema.version != config.schema.version
     assert train(copy)["score"] == SCORE
+    assert train(cfg.override(copy, {"model": "vgg"}))["score"] == SCORE + 1
     (tmp_path / "search").rename(tmp_path / "moved")
     assert cfg.baseline(str(tmp_path / "moved/workload/mine.py")).schema.version == copy.schema.version
 
 
-@pytest.mark.nightly
-def test_a_module_that_is_imported_by_name_later_joins_the_copy_as_it_was(mine, train, tmp_path):
-    """Without a check, or of a choice that the check has not made."""
+def test_a_check_adds_what_was_loaded_from_elsewhere(mine, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/far_module.py").write_text("VALUE = 5")
+    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    mine.write_text(FILE.replace("    import plugins\n", "    import far_module, plugins\n"))
+    config = cfg.baseline(str(mine))
+    check.before_search(config, lambda line: None)
+    checked = cfg.found_again(config)
+    assert checked.schema.version != config.schema.version
+    copy = cfg.take_along(checked, tmp_path / "search")
+    assert (tmp_path / "search/workload/far_module.py").is_file()
+    assert copy.schema.version == checked.schema.version
+
+
+def test_of_a_large_folder_the_copy_has_what_is_loaded_alone(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr(copies, "MOST_FILES", 3)
     copy = cfg.take_along(cfg.baseline(str(mine)), tmp_path / "search")
-    assert train(copy)["score"] == SCORE
-    assert (tmp_path / "search/workload/models/resnet.py").read_text() == "VALUE = 1"
-    (mine.parent / "models/resnet.py").write_text("VALUE = -1")
-    assert train(copy)["score"] == SCORE
-    assert train(cfg.override(copy, {"model": "vgg"}))["score"] == SCORE + 1
-    (mine.parent / "models/late.py").write_text("VALUE = 5")
-    reason = train(cfg.override(copy, {"model": "late"}))
-    assert "models.late: " in reason
-    assert "has changed since the copy" in reason
+    assert {str(path) for path in cfg.of(copy).file.contents} == {"mine.py"}
 
 
 @pytest.mark.parametrize("edited", ["models/resnet.py", pytest.param("heads/plain.py", marks=pytest.mark.nightly)])
 def test_a_training_has_the_version_of_what_it_has_imported_by_name(mine, tmp_path, capsys, edited, in_this_process):
     words = ["--config", str(mine), "--samples", "64", "--out", "out"]
     assert train_command.main(words) == 0
-    assert not [one for one in sys.meta_path if getattr(one, "counts", False)], "no import after it joins its copy"
     assert train_command.main(words) == 0, "what it has imported is known, and unchanged"
     versions = [record.read_trial(tmp_path / "out").fingerprint]
     (mine.parent / edited).write_text(MODULES[edited].replace("1", "2"))
@@ -211,25 +208,14 @@ def test_a_revision_runs_its_modules_that_are_imported_by_name(tmp_path):
 
 
 def test_a_module_that_the_program_has_imported_is_trained_as_edited(mine, monkeypatch):
-    """Also where neither size nor second of the file tells that it was edited, and in what it imports."""
+    """Also what it imports."""
     mine = mine.rename(mine.with_name("edited.py"))
     mine.write_text(f"import flat_module\n{FILE}\nWHICH = flat_module.VALUE\n")
     monkeypatch.syspath_prepend(str(mine.parent))
     old = importlib.import_module("edited")
-    py_compile.compile(str(mine))  # kept for files of this size and second
-    times = mine.stat()
     other = importlib.import_module("models.vgg")
     (mine.parent / "flat_module.py").write_text("VALUE = 70000")
     mine.write_text(mine.read_text().replace("lr: float = 0.1", "lr: float = 0.7"))
-    os.utime(mine, ns=(times.st_atime_ns, times.st_mtime_ns))
     config = cfg.named(cfg.find(notebook.named(old, mine.parent)).file.file, [])
     assert (config.lr, cfg.of(config).code.WHICH, old.WHICH) == (0.7, 70000, 10000)
     assert sys.modules["models.vgg"] is other, "what only the program uses stays"
-
-
-def test_an_export_names_no_folder_of_this_machine(mine, tmp_path):
-    copy = cfg.take_along(cfg.baseline(str(mine)), tmp_path / "search")
-    cfg.take_along(copy, tmp_path / "export")
-    assert str(tmp_path) in (tmp_path / "search/workload" / copies.MANIFEST).read_text()
-    assert str(tmp_path) not in (tmp_path / "export/workload" / copies.MANIFEST).read_text()
-    assert dataclasses.asdict(cfg.of(copy).file)["is_copy"]

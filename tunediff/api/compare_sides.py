@@ -66,7 +66,7 @@ def refuse_working_copy(word: str, config: Systems) -> None:
     file, code = Path(name.partition(":")[0]), cfg.of(config).file
     if not at or code is None or file.suffix != ".py":
         return
-    loaded = sorted({code.source(path) for path in code.contents})
+    loaded = sorted({*code.sources.values()})
     for other in worktrees.others(loaded, file.absolute().parent, code.root):
         raise ConfigError(
             f"{word}: {shown(other)} was loaded, which is not of that revision: both sides would"

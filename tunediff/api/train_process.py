@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from tunediff import config as cfg
 from tunediff.api.train_setup import INITIAL, TrainRequest
-from tunediff.config import ConfigError, Systems, code, copies
+from tunediff.config import ConfigError, Systems, code
 from tunediff.config.code import WorkloadError
 from tunediff.core import text
 from tunediff.core import trial_record as record
@@ -58,7 +58,7 @@ def train(request: TrainRequest, lines: EventLines) -> str:
         )  # fmt: skip
         journal = Journal(folder)
         try:
-            result, config = _run(engine, config, journal, world)
+            result = run_trial(lambda: run_engine(engine), world)
         finally:
             if isinstance(observer, ConsoleRecorder):
                 observer.close()
@@ -71,21 +71,6 @@ def train(request: TrainRequest, lines: EventLines) -> str:
             return ""
         steps, path = text.pluralize(outcome.steps, "step"), folder / weights.NAME
         return f"stopped after {steps}; the same command again goes on\nweights: {path}"
-
-
-def _run(
-    engine: Engine, config: Systems, journal: Journal, world: World
-) -> tuple[TrialResult, Systems]:
-    """Train; return the result, and the configuration with the modules that were loaded."""
-    file = cfg.of(config).file if world.main else None
-    if file is None:
-        return run_trial(lambda: run_engine(engine), world), config
-    with copies.adding(journal.folder / code.FOLDER, file.entry):
-        result = run_trial(lambda: run_engine(engine), world)
-    code.count_added(file)
-    config = cfg.found_again(config)
-    journal.write("loaded", fingerprint=cfg.fingerprint(config))
-    return result, config
 
 
 def _conclude(

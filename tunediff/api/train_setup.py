@@ -184,10 +184,10 @@ def check_folder(request: TrainRequest) -> None:
         return
     differs = cfg.differences(config, trial.configuration)
     # What is learned does not depend on how workers share it
-    is_other = trial.fingerprint != cfg.fingerprint(cfg.as_copied(config, folder)) and not (
+    is_other = trial.fingerprint != cfg.fingerprint(config) and not (
         differs and all(name.startswith("parallel.") for name in differs)
     )
-    if is_other or cfg.has_changed(config, folder):
+    if is_other:
         held, asked = cfg.flat(trial.configuration), text.knobs(differs)
         before = text.knobs({name: held[name] for name in differs if name in held})
         changed = f"{before}; asked: {asked}" if differs else f"{cfg.of(config).title} has changed"

@@ -35,7 +35,8 @@ class WorkloadError(TunediffError, RuntimeError):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Code:
-    """A file and everything of the user's that it loads."""
+    """A file, the user's modules that it loads, and the Python files below its folder, which it may
+    import by name later."""
 
     root: Path
     """Folder for the import path: the file's, or the one above its outermost package."""
@@ -44,10 +45,7 @@ class Code:
     contents: Mapping[Path, bytes]
     """Content of each file, by its path relative to `root`, or to a copy."""
     sources: Mapping[Path, Path] = dataclasses.field(default_factory=dict)
-    """The files that were loaded, by these paths, unless all are in `root`."""
-    origins: tuple[str, ...] = ()
-    """Folders of the import path from which modules were loaded."""
-    is_copy: bool = False
+    """The files by these paths, unless all are in `root`."""
 
     @functools.cached_property
     def version(self) -> str:
@@ -72,50 +70,41 @@ class Code:
         """Return the outermost package of the module, if it is in one."""
         return self.module.partition(".")[0] if "." in self.module else ""
 
-    def source(self, path: Path) -> Path:
-        """Return the file that is copied to a path."""
-        return self.sources.get(path, self.root / path)
+    @property
+    def is_copy(self) -> bool:
+        """Return whether it was copied for a search, a training or an export."""
+        return (self.root / copies.MARK).is_file()
 
-    def with_files(self, files: Mapping[Path, Path], read: Mapping[str, bytes]) -> Code:
-        """Return the code with further files, by their paths; `read`: contents that were loaded."""
-        contents = {path: read.get(str(file)) or file.read_bytes() for path, file in files.items()}
-        roots = {modules.import_root(path, file) for path, file in files.items()} - {None}
+    def with_files(self, files: Mapping[Path, Path]) -> Code:
+        """Return the code with further files, by their paths."""
+        contents = {path: file.read_bytes() for path, file in files.items()}
         return dataclasses.replace(
-            self, contents={**self.contents, **contents}, sources={**self.sources, **files},
-            origins=tuple(sorted({str(self.root), *self.origins, *map(str, roots)})),
-        )  # fmt: skip
+            self, contents={**self.contents, **contents}, sources={**self.sources, **files}
+        )
 
     @property
     def is_current(self) -> bool:
-        """Return whether all files are as they were loaded."""
+        """Return whether all files are as they were read."""
         try:
             return all(
-                self.source(path).read_bytes() == content for path, content in self.contents.items()
+                self.sources[path].read_bytes() == content
+                for path, content in self.contents.items()
             )
         except OSError:
             return False
 
     def copy(self, folder: Path) -> Path:
-        """Copy all files into `folder` and return the new path of the file.
+        """Copy all files into `folder`, link data beside them, and return the file's new path.
 
-        Data files beside the originals are linked if the code seems to read them. Raises
-        `ConfigError` if `folder` contains another file at one of these paths.
+        Raises `ConfigError` if `folder` holds another workload.
         """
-        for path, content in self.contents.items():  # all of them before the first is written
-            target = folder / path
-            conflict = target.exists() and target.read_bytes() != content
-            refuse(
-                conflict, f"{target}: is a file of another workload already; choose another folder"
-            )
-        copies.write(self.contents, {path: self.source(path) for path in self.contents}, folder)
-        copies.note(folder, self.entry, list(self.contents), () if self.is_copy else self.origins)
+        conflict = any(
+            self.contents.get(path) != file.read_bytes()
+            for path, file in copies.below(folder).items()
+        )
+        refuse(conflict, f"{folder}: is of another workload already; choose another folder")
+        copies.write(self.contents, self.root, folder)
         return folder / self.entry
-
-    def remove_copy(self, folder: Path) -> None:
-        """Remove the copies of these files from `folder`: their content may have changed."""
-        for path in {*self.contents, *copies.counted(folder, self.entry)}:
-            (folder / path).unlink(missing_ok=True)
-        (folder / copies.MANIFEST).unlink(missing_ok=True)
 
 
 @dataclasses.dataclass
@@ -150,19 +139,14 @@ def locate(name: str, where: str, folder: Path) -> Path:
 
 
 def read(file: Path) -> Code:
-    """Return a file with all of the user's that it loads on import, or its original has loaded.
+    """Return a file with all that belongs to it, see `Code`.
 
     Imports a file that is no copy, unless nothing of it has changed since this process did. Raises
     `ConfigError` that shows the user's line.
     """
-    if (root := copies.root_of(file)) is not None:
-        paths = copies.counted(root, file.relative_to(root))
-        try:
-            contents = {path: (root / path).read_bytes() for path in paths}
-        except OSError as error:
-            raise ConfigError(f"{error.filename}: cannot be read: {error.strerror}") from None
-        where = copies.origins(root, file.relative_to(root))
-        return Code(root, file, contents, origins=where, is_copy=True)
+    root = next((one for one in file.parents if (one / copies.MARK).is_file()), None)
+    if root is not None:
+        return read_copy(root, file)
     for earlier in _imports:
         if earlier.code.file == file and earlier.code.is_current:
             return earlier.code
@@ -172,10 +156,14 @@ def read(file: Path) -> Code:
     return _import(Code(root, file, {})).code
 
 
+@functools.cache
+def read_copy(root: Path, file: Path) -> Code:
+    """Return a file of a copy, which nobody edits."""
+    return Code(root, file, {}).with_files(copies.below(root))
+
+
 def signature(file: Path) -> str:
     """Return what tells whether a file or something that it loads has changed; imports nothing."""
-    if copies.root_of(file) is not None:
-        return read(file).version
     of_file = [one.code for one in _imports if one.code.file == file]
     paths = {file}.union(*(code.sources.values() for code in of_file))
     contents = [path.read_bytes() for path in sorted(paths) if path.is_file()]
@@ -199,9 +187,7 @@ def load(code: Code) -> ModuleType:
 
 def _is_import_of(done: Code, code: Code) -> bool:
     """Return whether an import equals this code, or is the original of this copy."""
-    is_part = done.contents.items() <= code.contents.items()
-    is_equal = len(done.contents) == len(code.contents) or str(done.root) in code.origins
-    return done.entry == code.entry and is_part and is_equal
+    return done.entry == code.entry and done.contents == code.contents
 
 
 def _import(code: Code) -> _Import:
@@ -212,7 +198,7 @@ def _import(code: Code) -> _Import:
     _put_first(code)
     try:
         with mock.patch.object(sys, "argv", [str(code.file)]):  # as of a script without any
-            loaded, sources = modules.import_anew(code.module, code.package)
+            loaded = modules.import_anew(code.module, code.package)
     except (ConfigError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a script that ends with sys.exit() too
@@ -220,7 +206,7 @@ def _import(code: Code) -> _Import:
             f"{shown(code.file)}: does not import: {described(error, code.root)}"
         ) from error
     if not code.is_copy:
-        code = code.with_files(_files(loaded, code.root), sources)
+        code = code.with_files({**copies.below(code.root), **_files(loaded, code.root)})
     _imports.append(_Import(code, loaded))
     return _imports[-1]
 
@@ -241,26 +227,13 @@ def loaded_files(code: Code | None) -> dict[Path, Path]:
     return _files(modules.loaded(code.package), code.root) if code is not None else {}
 
 
-def extend(code: Code | None, files: Mapping[Path, Path], before_s: float) -> None:
+def extend(code: Code | None, files: Mapping[Path, Path]) -> None:
     """Let the version and the copies of a file include what a training has loaded later, besides
-    what its import has. `files`: as `loaded_files` returns them, of a process that started at
-    `before_s`. Raises `ConfigError` if one was changed since.
-    """
+    what its import has. `files`: as `loaded_files` returns them."""
     done = next((one for one in _imports if code and _is_import_of(one.code, code)), None)
-    if code is None or code.is_copy or done is None:
-        return
-    late = {path: file for path, file in files.items() if path not in code.contents}
-    for file in late.values():
-        why = "was changed while the workload was tried; start again"
-        refuse(file.stat().st_mtime > before_s, f"{shown(file)}: {why}")
-    done.code = code.with_files(late, {})
-
-
-def count_added(copy: Code) -> None:
-    """Let the version of a copy include what a training has imported by name since its import."""
-    for done in _imports:
-        if done.code.file == copy.file and done.code.version == copy.version:
-            done.code = read(copy.file)
+    if code is not None and done is not None and not code.is_copy:
+        late = {path: file for path, file in files.items() if path not in code.contents}
+        done.code = code.with_files(late)
 
 
 def _put_first(code: Code) -> None:
@@ -270,8 +243,6 @@ def _put_first(code: Code) -> None:
     if code.root not in _roots:
         _roots.append(code.root)
     sys.path.insert(0, str(code.root))  # as Python does for a script; loader processes inherit it
-    if code.is_copy:
-        copies.isolate(code.root, code.entry)
 
 
 def _check_name(code: Code) -> None:
@@ -294,7 +265,7 @@ def described(error: BaseException, *roots: Path) -> str:
 
     The user's code is below one of `roots` or of the folders of imported workloads.
     """
-    message, inner = _named(error) + missing_beside(error, *roots), error
+    message, inner = _named(error), error
     while (
         below := inner.__cause__ or (None if inner.__suppress_context__ else inner.__context__)
     ) is not None:
@@ -319,29 +290,7 @@ def described(error: BaseException, *roots: Path) -> str:
 def system_message(error: OSError) -> str:
     """Return the message about an error of the system: the file, and why."""
     where = f"{truncate(str(error.filename), 60)}: " if error.filename is not None else ""
-    return f"{where}{error.strerror or error}{missing_beside(error)}"
-
-
-def missing_beside(error: BaseException, *roots: Path) -> str:
-    """Return why a copied workload lacks a file, as a clause; '' for any other error."""
-    if not isinstance(error, FileNotFoundError) or not isinstance(error.filename, str):
-        return ""
-    path = Path(error.filename).absolute()
-    copies = [
-        root for root in (*roots, *_roots) if root.name == FOLDER and path.is_relative_to(root)
-    ]
-    if not copies:
-        return ""
-    parents = [part for part in (path, *path.parents) if part.is_relative_to(copies[0])]
-    if (link := next((part for part in parents if part.is_symlink()), None)) is None:
-        when = "data that lay beside the original when it was copied are linked there"
-        return f"; the workload runs as a copy: {when}, if their names do not begin with a dot"
-    if link.exists():
-        return ""  # it is missing beside the original as well
-    return (
-        f"; {link.name} beside the copy of the workload is a link to {link.readlink()}, which is"
-        " not there"
-    )
+    return f"{where}{error.strerror or error}"
 
 
 def _named(error: BaseException) -> str:

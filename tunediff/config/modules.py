@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import site
 import sys
 import sysconfig
 from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from unittest import mock
 
 PACKAGE = Path(__file__).resolve().parents[1]
 _PATHS = sysconfig.get_paths()
@@ -45,20 +43,21 @@ def loaded(package: str = "") -> dict[str, ModuleType]:
     return found
 
 
-def import_anew(name: str, package: str = "") -> tuple[dict[str, ModuleType], dict[str, bytes]]:
+def import_anew(name: str, package: str = "") -> dict[str, ModuleType]:
     """Import a module and all that it imports of the user's, as their files are now.
 
-    Returns these modules by name, and what was read of each file. Modules of the program's that
-    have these names are replaced; the others stay.
+    Returns these modules by name. Modules of the program's that have these names are replaced; the
+    others stay.
     """
     before = loaded(package)
     for other in before:
         del sys.modules[other]
     try:
         importlib.invalidate_caches()
-        with _without_bytecode() as sources:
+        # bytecode tells contents apart by size and whole seconds, so that an edit can be missed
+        with mock.patch.object(sys, "dont_write_bytecode", True):
             importlib.import_module(name)
-        return loaded(package), sources
+        return loaded(package)
     except BaseException:
         for other in loaded(package):
             del sys.modules[other]
@@ -68,52 +67,9 @@ def import_anew(name: str, package: str = "") -> tuple[dict[str, ModuleType], di
             sys.modules.setdefault(other, module)
 
 
-@contextlib.contextmanager
-def _without_bytecode() -> Iterator[dict[str, bytes]]:
-    """Compile the user's files from their source, and yield what was read of each.
-
-    Bytecode tells contents apart by size and whole seconds, so that an edit can be missed.
-    """
-    sources: dict[str, bytes] = {}
-    path_stats, get_data = SourceFileLoader.path_stats, SourceFileLoader.get_data
-
-    def no_stats(loader: SourceFileLoader, path: str) -> Any:
-        if is_users(path):
-            raise OSError  # Python then neither reads nor writes bytecode
-        return path_stats(loader, path)
-
-    def noted(loader: SourceFileLoader, path: str) -> bytes:
-        data = get_data(loader, path)
-        sources[path] = data
-        return data
-
-    SourceFileLoader.path_stats = no_stats  # type: ignore[method-assign, assignment]
-    SourceFileLoader.get_data = noted  # type: ignore[method-assign, assignment]
-    try:
-        yield sources
-    finally:
-        SourceFileLoader.path_stats = path_stats  # type: ignore[method-assign]
-        del SourceFileLoader.get_data
-
-
 def relative_paths(name: str, file: Path, root: Path) -> Iterator[Path]:
     """Yield the places where a module's copy needs its file: by folder, and by import."""
     if file.is_relative_to(root):
         yield file.relative_to(root)
     parts = Path(*name.split("."))
     yield parts / file.name if file.name.startswith("__init__.") else parts.parent / file.name
-
-
-def import_root(path: Path, file: Path) -> Path | None:
-    """Return the folder from which a file is imported that has this path in a copy."""
-    count = len(path.parts)
-    return file.parents[count - 1] if file.parts[-count:] == path.parts else None
-
-
-def package_files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files of a package, at any depth."""
-    for path in sorted(folder.iterdir()):
-        if path.suffix == ".py":
-            yield path
-        elif (path / "__init__.py").is_file():
-            yield from package_files(path)

@@ -30,6 +30,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import shutil
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,6 @@ from types import ModuleType
 from typing import Any, Literal
 
 from tunediff.config import code as users
-from tunediff.config import copies
 from tunediff.config.code import Code
 from tunediff.config.configurations import override
 from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
@@ -367,23 +367,9 @@ def found_again(config: Configuration) -> Any:
     return from_dict(to_dict(config), "configuration", check=False)
 
 
-def has_changed(config: Configuration, folder: Path) -> bool:
-    """Return whether a module that a training in `folder` has copied has been edited since."""
-    code, copy = of(config).file, folder.absolute() / users.FOLDER
-    return code is not None and any(copies.changed(copy, code.entry))
-
-
-def as_copied(config: Configuration, folder: Path) -> Any:
-    """Return the configuration of the copy of its workload that a training in `folder` has made and
-    added to, if nothing of it was edited since; else the configuration itself."""
-    code, copies_folder = of(config).file, folder.absolute() / users.FOLDER
-    if code is None or not (copies_folder / code.entry).is_file() or has_changed(config, folder):
-        return config
-    return from_dict({**to_dict(config), "workload": str(copies_folder / code.entry)}, "", False)
-
-
 def remove_copy(config: Configuration, folder: Path) -> None:
     """Remove what `take_along` copied into `folder`, unless the configuration is the copy's."""
     copies = folder.absolute() / users.FOLDER
     if (code := of(config).file) is not None and not code.file.is_relative_to(copies):
-        code.remove_copy(copies)
+        shutil.rmtree(copies, ignore_errors=True)
+        users.read_copy.cache_clear()

@@ -300,8 +300,6 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.not_effective |= dict.fromkeys(event["knobs"], NEVER_READ)
         elif kind == "passes":  # too little memory: it begins again with smaller micro-batches
             record.passes, record.end, record.ended = event["passes"], None, 0.0
-        elif kind == "loaded":
-            record.fingerprint = event["fingerprint"]
         # A resumed trial may measure a point again, and training continued from the later line.
         elif kind == "point":
             points = {index: point for index, point in points.items() if index < event["index"]}

@@ -227,7 +227,7 @@ def sha256(path: Path) -> str:
 
 def digests(side: Path, place: str) -> dict[str, str]:
     """Return the SHA-256 of the files in a folder of a side, by their names in the side."""
-    paths = [path for path in regular_files(side / place) if path.name != copies.MANIFEST]
+    paths = [path for path in regular_files(side / place) if path.name != copies.MARK]
     return {path.relative_to(side).as_posix(): sha256(path) for path in paths}
 
 

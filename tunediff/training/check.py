@@ -245,7 +245,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
     """Check a configuration of a user's workload in processes of its own; its version and copies
     are from then on those of all files that it has loaded there. Raises `ConfigError` with what is
     wrong."""
-    file, began_s = cfg.of(config).file, time.time()
+    file = cfg.of(config).file
     title, workers = cfg.of(config).title, config.parallel.workers
     config = _for_this_machine(config)
     ranks = config.parallel.processes
@@ -279,7 +279,7 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
         return before_search(smaller, say)
     if "error" in report:
         raise ConfigError(report["error"])
-    code.extend(file, report.get("loaded", {}), began_s)
+    code.extend(file, report.get("loaded", {}))
     return cast("Report", report)
 
 

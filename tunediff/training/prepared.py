@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from tunediff import config as cfg
-from tunediff.config import copies
 from tunediff.core import machine, template_base
 from tunediff.data import images, loader
 from tunediff.data.knobs import Data
@@ -81,7 +80,6 @@ def prepare(options: Mapping[str, Any]) -> str:
         importlib.import_module("torch._dynamo")
         importlib.import_module("torchvision")
     _threads = _Threads()
-    copies.isolated = True
     with contextlib.suppress(cfg.ConfigError):  # each run raises it, which ends its trial
         cfg.find(options["workload"]).code  # noqa: B018 – imports it
     return "it has started CUDA" if _has_started_cuda() else ""
