@@ -13,10 +13,12 @@ import pytest
 from tunediff.command import process
 from tunediff.command.curve import POINTS
 from tunediff.command.definition import CommandDefinition
-from tunediff.command.run import CommandRun, RunReader, execute
+from tunediff.command.run import CommandRun, Left, RunReader, execute
+from tunediff.core.environment import RAY_BEFORE, of_user
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
 
+HANGS = "import time\ntime.sleep(1000)"
 FOREVER = "import time, itertools\nfor i in itertools.count():\n print(f'loss: {1 / (i + 1)}'); time.sleep(0.01)\n"
 
 
@@ -165,6 +167,50 @@ def test_a_command_that_hangs_at_its_start_ends_at_its_budget(tmp_path):
     _, end = run(tmp_path, "import time\ntime.sleep(1000)", 0.5)
     assert end.status == "error"
     assert "no value of loss" in end.reason
+
+
+def test_a_program_that_sends_its_output_to_a_file_runs_to_its_end(tmp_path):
+    program = (
+        "import os, time\nfile = os.open(os.environ['TUNEDIFF_FOLDER'] + '/m.json', os.O_CREAT | os.O_WRONLY)\n"
+        "os.closerange(0, 3)\ntime.sleep(0.5)\nos.write(file, b'{\"loss\": 0.5}')"
+    )
+    points, end = run(tmp_path, program, outcome="final", metrics="{folder}/m.json")
+    assert (end.status, points[-1]["loss"]) == ("ok", 0.5)
+
+
+def test_a_run_that_does_not_end_is_a_failure_with_its_words(tmp_path):
+    for program in (f"print('loss: 1')\n{HANGS}", f"print('TUNEDIFF pause'); print('loss: 1')\n{HANGS}"):
+        command = CommandRun(definition(program), {}, 3, tmp_path, 60.0, timeout_s=0.5)
+        *_, end = execute(command)
+        assert end.status == "timeout"
+        assert "had not ended after" in end.reason
+        assert end.reason.endswith("its last lines:\n  loss: 1") or "pause" in end.reason
+
+
+SAVES = (
+    "import os, signal, sys\n"
+    "def save(*_): print('loss: 0.5'); print('CHECKPOINT saved'); sys.exit()\n"
+    "signal.signal(signal.SIGTERM, save)\n"
+)
+
+
+def test_a_run_that_is_interrupted_may_save_its_work(tmp_path):
+    notes = []
+    events = execute(CommandRun(definition(SAVES + FOREVER), {}, 3, tmp_path, 1000.0), note=notes.append)
+    next(event for event in events)
+    events.close()
+    left = next(note for note in notes if isinstance(note, Left))
+    assert (left.path, left.state.reduced) == ("saved", ["0.5"])
+    assert not processes_of(tmp_path)
+
+
+def test_a_run_sees_nothing_of_the_ray_of_tunediff(tmp_path, monkeypatch):
+    for name, value in (("RAY_ADDRESS", "x:1"), ("TUNEDIFF_RAY_STARTED", "x"), (RAY_BEFORE, '{"RAY_OWN": "y"}')):
+        monkeypatch.setenv(name, value)
+    run(tmp_path, "import os; print([n for n in os.environ if 'RAY_' in n]); print('loss: 1')", 60.0)
+    assert (tmp_path / process.LOG).read_text().startswith("['RAY_OWN']")
+    monkeypatch.delenv(RAY_BEFORE)
+    assert of_user()["RAY_ADDRESS"] == "x:1", "where tunediff runs no Ray it is the user's"
 
 
 def test_odd_output_neither_fills_memory_nor_hides_values(tmp_path, monkeypatch):

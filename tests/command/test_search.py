@@ -112,6 +112,7 @@ REFUSED = {
     "workload": {"workload": "digits"},
     "outcome": {"outcome": "best"},
     "grace": {"grace": "long"},
+    "timeout": {"timeout": "0s"},
     "outcom: no such key; did you mean outcome": {"outcom": "final"},
     "objective: mode: is missing: more of val_acc is better": {"objective": {"name": "val_acc"}},
     "early_stopping: 'asha' is not allowed with a target": {

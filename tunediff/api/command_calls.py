@@ -13,7 +13,7 @@ from tunediff.api import notebook
 from tunediff.api.calls import folder, options_of
 from tunediff.api.command_options import CommandCompareOptions, CommandSettings
 from tunediff.api.options import TargetOptions
-from tunediff.command.search import OF_COMMAND, OF_OBJECTIVE
+from tunediff.command.search import DURATIONS, OF_COMMAND, OF_OBJECTIVE
 from tunediff.command.template import shown
 from tunediff.config import ConfigError
 from tunediff.core.files import write_text
@@ -72,14 +72,14 @@ def _parameters(side: str, values: Any) -> list[str]:
 def search_file(call: Any) -> Path:
     """Write the search file that the keywords of a call describe; return its path. Raises
     `ConfigError`."""
-    settings = {**call.settings, "grace": float(call.grace)}
+    settings = {**call.settings, "grace": float(call.grace), "timeout": call.timeout}
     defaults = {field.name: field.default for field in dataclasses.fields(CommandSettings)}
     given = {name: value for name, value in settings.items() if value != defaults.get(name)}
     objective = {"name": call.objective} | ({"mode": call.mode} if call.mode else {})
     content = {
         "command": call.command,
         "objective": objective | {key: given[key] for key in OF_OBJECTIVE if key in given},
-        **{key: given[key] for key in (*OF_COMMAND, "grace") if key in given},
+        **{key: given[key] for key in (*OF_COMMAND, *DURATIONS) if key in given},
         "budget": {"per_trial": f"{float(call.budget or 60.0):g}s", "trials": call.trials or 20},
         "baseline": dict(call.baseline or {}),
         "search": dict(call.search or {}),

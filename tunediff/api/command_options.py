@@ -44,6 +44,11 @@ class CommandSettings(TargetOptions):
         None, "the command's own seconds, e.g. train_time:(\\d+)ms", metavar="PATTERN"
     )
     grace: str | float = option(10.0, "from SIGTERM to SIGKILL (default: 10s)", convert=duration_s)
+    timeout: str | float | None = option(
+        None,
+        "seconds of a process after which it has failed (default: ten times the longest so far)",
+        convert=duration_s,
+    )
     shell: bool = option(False, "run the command by a shell")
     same_seed: bool = option(False, "the command takes no seed, and that is meant")
 
@@ -55,8 +60,10 @@ class CommandSettings(TargetOptions):
                 "--objective: is missing; allowed: the name of the metric as the command prints it"
             )
         names = [field.name for field in dataclasses.fields(CommandSettings)]
-        names.remove("grace")
-        settings = {name: getattr(self, name) for name in names} | {"grace_s": float(self.grace)}
+        settings = {name: getattr(self, name) for name in names}
+        settings["grace_s"] = float(settings.pop("grace"))
+        timeout = settings.pop("timeout")
+        settings["timeout_s"] = None if timeout is None else float(timeout)
         settings["mode"] = self.mode or default_mode(self.objective, "--mode")
         # Where a run goes on to its own end, its target is a matter of the verdict
         return settings if self.outcome == "time" else {**settings, "target": None}

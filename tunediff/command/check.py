@@ -14,7 +14,7 @@ from typing import Any
 
 from tunediff.command.metrics import MetricPattern
 from tunediff.command.process import LOG
-from tunediff.command.run import Clocked, CommandRun, execute
+from tunediff.command.run import Clocked, CommandRun, Note, execute
 from tunediff.config.knobs import ConfigError
 from tunediff.core import text
 from tunediff.core.clock import OUTCOME_FINAL, PROCESS
@@ -164,15 +164,15 @@ class _Attempts:
             budget_s=self.limit_s,
         )
         point: Point | None = None
-        clock, end = None, None
+        end: End | None = None
         begun = time.monotonic()
-        for event in execute(trial):
-            if isinstance(event, Point) and point is None:
-                point = event
-            elif isinstance(event, Clocked):
-                clock = event
-            elif isinstance(event, End):
+        notes: list[Note] = []
+        for event in execute(trial, note=notes.append):
+            if isinstance(event, End):
                 end = event
+            elif point is None:
+                point = event
+        clock = next((event for event in notes if isinstance(event, Clocked)), None)
         if point is None or end is None or end.status in ("error", "oom"):
             reason = end.reason if end is not None else "it printed nothing"
             reason = reason.replace(f" ({folder / LOG})", "")  # the folder goes with the check

@@ -67,6 +67,8 @@ class CommandDefinition:
     """A regular expression for the seconds that the command prints itself; `ms` may follow."""
     grace_s: float = 10.0
     """Seconds between SIGTERM and SIGKILL."""
+    timeout_s: float | None = None
+    """Seconds of a process after which it has failed; None: ten times the longest one so far."""
     gpus: int = 0
     """GPUs of a run; 0: it sees all that the machine has."""
     shell: bool = False
@@ -82,6 +84,8 @@ class CommandDefinition:
             allow(value in allowed, f"{where}: {key}", value, ", ".join(allowed))
         grace_fits = math.isfinite(self.grace_s) and self.grace_s >= 0
         allow(grace_fits, f"{where}: grace", self.grace_s, "seconds")
+        timeout_fits = self.timeout_s is None or 0 < self.timeout_s < math.inf
+        allow(timeout_fits, f"{where}: timeout", self.timeout_s, "seconds")
         if (self.outcome == "time") != (self.target is not None):
             raise ConfigError(
                 f"{where}: target: {self.target!r} is not allowed with outcome: {self.outcome};"

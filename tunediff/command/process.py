@@ -13,7 +13,7 @@ import sys
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -88,7 +88,8 @@ class CommandProcess:
             for number in parts:
                 os.set_blocking(number, False)
                 selector.register(number, selectors.EVENT_READ)
-            while selector.get_map():
+            # Both may be closed while it runs, where its output goes to a file
+            while selector.get_map() or self.process.poll() is None:
                 for key, _ in selector.select(min(POLL_S, max(0.0, self.wait_s))):
                     chunk = self._chunk(key.fd)
                     if chunk is None:
@@ -151,12 +152,23 @@ class CommandProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
 
-    def finish(self) -> int:
+    def finish(self, grace_s: float = 0.0, read: Callable[[str, float], None] | None = None) -> int:
         """End whatever is left of the run, also what has left its process group.
 
-        Returns the exit code of the program.
+        A program that still runs gets SIGTERM and `grace_s` to save its work; `read` gets what it
+        prints then, with the seconds. Returns its exit code.
         """
-        self.signal(signal.SIGKILL)
+        try:
+            if grace_s and self.process.poll() is None:
+                self.signal(signal.SIGTERM)
+                end, self.wait_s = time.monotonic() + grace_s, POLL_S
+                for now, line in self.lines():
+                    if line is not None and read is not None:
+                        read(line, now)
+                    if now >= end:
+                        break
+        finally:
+            self.signal(signal.SIGKILL)
         kill_marked(self.mark)
         code = self.process.wait()
         for pipe in (self.process.stdout, self.process.stderr, self._log):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import signal
 import socket
 import time
@@ -23,8 +22,8 @@ from tunediff.command.metrics import (
     declared,
     value_in,
 )
-from tunediff.command.process import LOG, CommandProcess
-from tunediff.core import machine
+from tunediff.command.process import LOG, POLL_S, CommandProcess
+from tunediff.core import environment, machine
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import RESERVED, End
@@ -69,6 +68,8 @@ class CommandRun:
     threads: int | None = None
     ends_at_first: bool = False
     """Whether the first value is enough, as for a check."""
+    timeout_s: float | None = None
+    """Seconds of the process after which it has failed; None: no limit."""
     resumed: State | None = None
     """What was known at the checkpoint that it goes on from; None: it begins anew."""
 
@@ -108,7 +109,8 @@ class CommandRun:
             added |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), self.threads)
         if self.devices:
             added[machine.VISIBLE] = ",".join(self.devices)
-        return os.environ | {name: str(value) for name, value in added.items() if value is not None}
+        added = {name: str(value) for name, value in added.items() if value is not None}
+        return environment.of_user() | added
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,7 +144,8 @@ class Clocked:
     """Seconds at which the program ended by itself, before its budget; None: it did not."""
 
 
-Event = Point | Left | Printed | Clocked | End
+Note = Left | Printed | Clocked
+"""What is known of a run beside its points and its end."""
 
 
 class RunReader:
@@ -273,6 +276,11 @@ class RunReader:
             )
         )
 
+    def tell(self, note: Callable[[Note], None]) -> None:
+        """Pass on what is new beside points."""
+        while self.left:
+            note(self.left.pop(0))
+
     def clocked(self, now: float, ended_itself: bool) -> Clocked:
         """Return which seconds counted."""
         clock, seconds = self.clock, self.clock.elapsed_s(now)
@@ -284,11 +292,15 @@ class RunReader:
         return Clocked(clock.kind, now - clock.begun, before_s, clock.disagreement, early_s)
 
 
-def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Iterator[Event]:
-    """Run a command; yield its points and what it left, and at last its end.
+def execute(
+    run: CommandRun,
+    stopped: Callable[[], bool] = lambda: False,
+    note: Callable[[Note], None] = lambda _: None,
+) -> Iterator[Point | End]:
+    """Run a command; yield its points, and at last its end.
 
-    Nothing of it runs any more then, nor when the iterator is closed. `stopped`: asked several
-    times a second whether to end the run now (`pruned`).
+    Nothing of it runs any more then, nor when the iterator is closed, before which the program gets
+    its grace. `stopped`: asked several times a second whether to end the run now (`pruned`).
     """
     definition = run.definition
     run.folder.mkdir(parents=True, exist_ok=True)
@@ -312,26 +324,22 @@ def execute(run: CommandRun, stopped: Callable[[], bool] = lambda: False) -> Ite
             elif (ending := _ending(reader, now, stopped())) is not None:
                 signalled_at = now
                 process.signal(signal.SIGTERM)
-            yield from _news(reader, now)
-            if run.limit_s is not None:
-                process.wait_s = reader.clock.remaining_s(run.limit_s, now)
+            reader.tell(note)
+            yield from reader.curve.take(reader.clock.elapsed_s(now))
+            left_s = reader.clock.remaining_s(run.limit_s or math.inf, now)
+            process.wait_s = left_s if left_s > 0 and ending is None else POLL_S
         ended = signalled_at or time.monotonic()
     finally:
-        code = process.finish()
+        code = process.finish(definition.grace_s if ending is None else 0.0, reader.read)
+        reader.tell(note)  # a program that was interrupted may have saved its work
     worktrees.refuse_others(run.folder, Path(definition.folder))
     if ending is None:
         reader.read_file(ended)
-    yield from _news(reader, ended)
+    yield from reader.curve.take(reader.clock.elapsed_s(ended))
     if (point := reader.curve.last()) is not None:
         yield point
-    yield reader.clocked(ended, ended_itself=ending is None and code == 0)
+    note(reader.clocked(ended, ended_itself=ending is None and code == 0))
     yield _end(reader, process, ending, code, ended)
-
-
-def _news(reader: RunReader, now: float) -> Iterator[Event]:
-    left, reader.left = reader.left, []
-    yield from left
-    yield from reader.curve.take(reader.clock.elapsed_s(now))
 
 
 def _ending(reader: RunReader, now: float, stopped: bool) -> str | None:
@@ -345,6 +353,8 @@ def _ending(reader: RunReader, now: float, stopped: bool) -> str | None:
         return "enough"
     if (limit_s := reader.run.limit_s) is not None and reader.clock.reached(limit_s, now):
         return "budget"
+    if now - reader.clock.begun >= (reader.run.timeout_s or math.inf):
+        return "timeout"
     return None
 
 
@@ -358,18 +368,21 @@ def _end(
         status, reason = "pruned", "stopped early"
     elif reader.fault:
         status, reason = "error", reader.fault
+    elif ending == "timeout":
+        status = "timeout"
+        reason = f"it had not ended after {reader.run.timeout_s:.0f} s; allowed: a longer --timeout"
+        reason += _last_lines(process)
     elif ending is None and code != 0:
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        reason = f"{how}: {process.failure or f'see {log}'}"
+        reason = f"{how}: {process.failure or f'see {log}{_last_lines(process)}'}"
         status = "oom" if reader.out_of_memory else "error"
     elif reader.values == 0:
         named = f"{MetricPattern.named_in(log, definition.objective)}; allowed: another objective"
         where = definition.metrics or f"what it printed ({log}){named}, or --pattern"
         if ending == "budget":
             where += f", or more than the {reader.run.limit_s:g} s after which it was ended"
-        latest = "".join(f"\n  {line}" for line in process.latest)
-        last = f"; its last lines:{latest}" if latest else ""
-        status, reason = "error", f"no value of {definition.objective} in {where}{last}"
+        reason = f"no value of {definition.objective} in {where}{_last_lines(process)}"
+        status = "error"
     elif (target := definition.condition) and not (reader.target_met or reader.run.ends_at_first):
         status, reason = "error", target.missed
     elif not math.isfinite(reader.value):
@@ -377,6 +390,11 @@ def _end(
     trained_s = reader.clock.elapsed_s(now)
     seconds = {"setup": max(0.0, now - process.begun - trained_s), "train": trained_s}
     return End(status, reason, seconds, reader.values)
+
+
+def _last_lines(process: CommandProcess) -> str:
+    lines = "".join(f"\n  {line}" for line in process.latest)
+    return f"; its last lines:{lines}" if lines else ""
 
 
 def free_port() -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.command.run import Clocked, CommandRun, Left, Printed, State, execute
+from tunediff.command.run import Clocked, CommandRun, Left, Note, Printed, State, execute
 from tunediff.command.workload import CommandSystems, CommandWorkload
 from tunediff.config import Values
 from tunediff.core import machine, trial_record
@@ -20,9 +20,13 @@ from tunediff.core.progress import DOING, ProgressFile
 from tunediff.core.trial_record import End
 
 INTERRUPTED = "it was interrupted, and printed no CHECKPOINT to go on from"
-CHECKPOINT_EVENT, CLOCK_EVENT, UNIT_EVENT = "checkpoint", "clock", "unit"
-"""Events of a command's journal: a line `CHECKPOINT path`, which clock it had, and in what its
-values were printed."""
+CHECKPOINT_EVENT, UNIT_EVENT = "checkpoint", "unit"
+EVENTS: dict[type[Note], str] = {Left: CHECKPOINT_EVENT, Printed: UNIT_EVENT, Clocked: "clock"}
+"""Events of a command's journal: a line `CHECKPOINT path`, in what its values were printed, and
+which clock it had."""
+TIMEOUT, LEAST_S = 10.0, 6.0
+"""Factor of the longest process after which one that has not ended is ended; seconds that are taken
+for the longest one at least."""
 
 
 def run_of(
@@ -84,20 +88,32 @@ def events(
     device = "cuda" if run.devices else "cpu"
     journal.write("worker", device=device, threads=run.threads or os.cpu_count())
     progress = ProgressFile(run.folder)  # for the console, where a run prints no value for long
-    run = dataclasses.replace(run, resumed=state)
+    run = dataclasses.replace(run, resumed=state, timeout_s=_timeout_s(run))
     progress.part("train")
-    for event in execute(run, stopped):
-        if isinstance(event, Left):
-            journal.write(CHECKPOINT_EVENT, **dataclasses.asdict(event))
-        elif isinstance(event, Printed):
-            journal.write(UNIT_EVENT, unit=event.unit)
-        elif isinstance(event, Clocked):
-            journal.write(CLOCK_EVENT, **vars(event))
-        elif isinstance(event, End) and event.status == "ok" and (why := _other_unit(run.folder)):
+
+    def note(event: Note) -> None:
+        journal.write(EVENTS[type(event)], **dataclasses.asdict(event))
+
+    for event in execute(run, stopped, note):
+        if isinstance(event, End) and event.status == "ok" and (why := _other_unit(run.folder)):
             yield dataclasses.replace(event, status="error", reason=why)
         else:
             yield event
     (run.folder / DOING).unlink(missing_ok=True)
+
+
+def _timeout_s(run: CommandRun) -> float | None:
+    """Return the seconds after which a process has failed: a multiple of the longest one so far."""
+    if run.definition.timeout_s is not None:
+        return run.definition.timeout_s
+    others = trial_record.read_trials(run.folder.parents[1])
+    longest_s = max(
+        (float(other.clock["process_s"]) for other in others if other.clock), default=0.0
+    )
+    if longest_s:
+        return TIMEOUT * max(longest_s, LEAST_S)
+    budget_s = run.limit_s
+    return None if budget_s is None else TIMEOUT * max(budget_s, 10 * LEAST_S)
 
 
 def _other_unit(folder: Path) -> str:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 
 from tunediff.command.definition import CommandDefinition
+
+CLIENTS = ("docker", "podman", "ssh", "kubectl")
+"""Programs whose work is done by processes that are none of their children."""
 
 
 def honesty(definitions: Iterable[CommandDefinition], systems_knobs: bool = True) -> list[str]:
@@ -14,6 +18,12 @@ def honesty(definitions: Iterable[CommandDefinition], systems_knobs: bool = True
     """
     commands = list(definitions)
     lines = []
+    first_words = [command.template.words[0].split()[0] for command in commands]
+    if client := next((word for word in first_words if Path(word).name in CLIENTS), None):
+        lines.append(
+            f"WARNING: {client}: what it starts elsewhere goes on when its client is ended at the"
+            " budget, beside the next run: let it end by itself (outcome: final)."
+        )
     if any(command.outcome == "budget" for command in commands):
         lines.append(
             "The value at the budget counts. Start-up, evaluations and checkpoints are inside it,"

@@ -21,11 +21,24 @@ import psutil
 
 from tunediff.core import machine
 
+RAY_MARKS = "TUNEDIFF_RAY_"
+RAY_BEFORE = f"{RAY_MARKS}BEFORE"
+"""Set where tunediff runs Ray: the variables of Ray that the user had set before, as JSON."""
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of the disk; they say nothing about the configuration of the trial that hit them."""
 
 PASSING_DISK_FAULTS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 """Errors of the disk that may be over the next time, such as those of NFS."""
+
+
+def of_user() -> dict[str, str]:
+    """Return the environment of this process without what tunediff has set for its own Ray.
+
+    A training that uses Ray itself would join that cluster, and wait for the cores that it holds.
+    """
+    before: dict[str, str] = json.loads(os.environ.get(RAY_BEFORE, "{}"))
+    prefixes = ("RAY_", RAY_MARKS) if RAY_BEFORE in os.environ else (RAY_MARKS,)
+    return {k: v for k, v in os.environ.items() if not k.startswith(prefixes)} | before
 
 
 _LADDERS = (

@@ -10,6 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Protocol
 
+from tunediff.core import environment
+from tunediff.core.environment import RAY_MARKS
+
 
 class TemplateProcess(Protocol):
     """The process of a template: a `subprocess.Popen`, or one that was forked from a base."""
@@ -49,4 +52,6 @@ def environment_of_templates() -> dict[str, str]:
     """Return the environment of this process, in which this package is found."""
     package = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    return {**os.environ, "PYTHONPATH": paths}
+    # By their marks the processes of a killed search are found
+    marks = {name: text for name, text in os.environ.items() if name.startswith(RAY_MARKS)}
+    return {**environment.of_user(), **marks, "PYTHONPATH": paths}

@@ -3,7 +3,10 @@
 Importing this package sets Ray's environment, before Ray reads it; what the user has set stays.
 """
 
+import json
 import os
+
+from tunediff.core.environment import RAY_BEFORE
 
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere unasked
@@ -24,5 +27,7 @@ _RAY_ENVIRONMENT = {
     "TUNE_WARN_EXCESSIVE_EXPERIMENT_CHECKPOINT_SYNC_THRESHOLD_S": "0",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # a trial that failed has no objective
 }
+_users = {name: text for name, text in os.environ.items() if name.startswith("RAY_")}
+os.environ.setdefault(RAY_BEFORE, json.dumps(_users))
 for _name, _value in _RAY_ENVIRONMENT.items():
     os.environ.setdefault(_name, _value)

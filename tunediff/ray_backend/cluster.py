@@ -16,6 +16,7 @@ import psutil
 import ray
 
 import tunediff
+from tunediff.core.environment import RAY_BEFORE
 from tunediff.ray_backend import _RAY_ENVIRONMENT
 from tunediff.tuning.resources import Machine, Placement
 
@@ -30,7 +31,9 @@ def runtime_env() -> dict[str, Any]:
 
     A user's workload lies in the folder of its search, on the shared storage.
     """
-    names = [name for name in (*_RAY_ENVIRONMENT, "GOMP_SPINCOUNT") if name in os.environ]
+    names = [
+        name for name in (*_RAY_ENVIRONMENT, RAY_BEFORE, "GOMP_SPINCOUNT") if name in os.environ
+    ]
     return {
         "py_modules": [str(Path(tunediff.__file__).parent)],
         "env_vars": {name: os.environ[name] for name in names},
