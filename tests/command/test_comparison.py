@@ -76,15 +76,6 @@ def test_a_mistyped_objective_is_told_which_values_are_printed(program, capsys):
     assert "no value of los in what it printed; it prints values of loss; allowed: " in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("seeded", "said"), [("random.seed(options.seed)", 0), ("", 1)])
-def test_a_seed_that_does_not_determine_the_value_is_noticed(program, capsys, seeded, said):
-    Path("train.py").write_text(NOISY.replace("random.seed(options.seed)", seeded).replace(".4f", ".9f"))
-    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final", "--pairs", "3"]
-    assert compare.main(words) == 11
-    warning = "one seed gave two first values: what {seed} does not determine is noise"
-    assert capsys.readouterr().out.count(f"WARNING: A: {warning}") == said
-
-
 TIMED = """
 import argparse, random
 parser = argparse.ArgumentParser()
@@ -260,27 +251,37 @@ def test_a_comparison_whose_disk_is_full_says_how_to_go_on(program, capsys):
     assert [run.attempts for pair in pairs.read(Path("ray_results/full")).runs for run in pair] == [1] * 6
 
 
-def test_the_check_refuses_a_seed_without_effect_and_names_idle_parameters(program, capsys):
+def test_the_check_refuses_a_seed_without_effect(program, capsys):
     words = ["--objective", "loss", "--outcome", "final"]
     Path("train.py").write_text(NOISY.replace("random.seed(options.seed)", "random.seed(0)"))
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *words]) == 2
     assert "seed" in capsys.readouterr().err
     assert not list(program.glob("ray_results/*"))
-    Path("train.py").write_text("open('left.txt', 'w').close()\n" + NOISY.replace("options.lr *", "1.0 *"))
-    assert compare.main(["--run", RUN, "lr=1", "lr=2", *words, "--pairs", "3"]) == 10
-    printed = capsys.readouterr().out
-    assert "WARNING: A: lr" in printed
-    assert "left.txt" in printed
+    Path("train.py").write_text("print('loss: 9')\n" + NOISY)  # a first value before any training
+    assert compare.main(["--run", RUN, "lr=1", "lr=100", *words, "--pairs", "3"]) == 11
 
 
-def test_a_value_at_which_the_command_fails_is_named_and_is_a_result(program, capsys):
+def test_files_that_a_pair_writes_beside_its_folders_are_named_and_refused_at_the_same_time(program, capsys):
+    Path("train.py").write_text(NOISY + "\nopen('left.txt', 'w').close()")
+    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final", "--no-check", "--pairs", "3"]
+    assert compare.main(words) == 11
+    assert "WARNING: written outside {folder}: left.txt" in capsys.readouterr().out
+    assert compare.main([*words, "--parallel"]) == 2
+    assert "--parallel: written outside {folder}: left.txt" in capsys.readouterr().err
+
+
+def test_a_failed_check_shows_the_last_lines_of_its_log(program, capsys):
+    Path("train.py").write_text("print('no section of that name'); raise SystemExit(3)")
+    assert compare.main(["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final"]) == 2
+    assert "exit code 3: no section of that name" in capsys.readouterr().err
+
+
+def test_a_value_at_which_the_command_fails_is_a_result(program, capsys):
     Path("train.py").write_text(NOISY + "\nif options.lr > 1: raise ValueError('diverged')\n")
     words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final"]
     Path("train.py").write_text(Path("train.py").read_text().replace("print(", "if options.lr <= 1: print("))
     assert compare.main(words) == 12
-    said = capsys.readouterr().out
-    assert "WARNING: A: with lr=100: exit code 1" in said
-    assert "verdict: failed" in said
+    assert "verdict: failed" in capsys.readouterr().out
 
 
 REFUSED = {
@@ -289,6 +290,7 @@ REFUSED = {
     "equal sides": ["--run", RUN, "lr=1", "lr=1"],
     "no seed": ["--run", "python train.py --lr {lr}", "lr=1", "lr=2"],
     "unknown parameter": ["--run", RUN, "lr=1", "wd=1", "lr=2"],
+    "of B alone": ["--run", f"{RUN} --wd {{wd}}", "lr=1", "lr=2", "wd=1"],
     "no word": ["--run", RUN, "lr", "lr=2"],
     "pairs": ["--run", RUN, "lr=1", "lr=2", "--pairs", "2"],
     "pattern": ["--run", RUN, "lr=1", "lr=2", "--pattern", "loss"],

@@ -106,7 +106,7 @@ FAILURES = {
 
 
 def test_a_check_takes_the_first_value_of_a_program_that_prints_many_at_once(tmp_path):
-    reader = RunReader(CommandRun(definition(""), {}, 3, tmp_path, 9.0, ends_at_first=True), 0.0)
+    reader = RunReader(CommandRun(definition(""), {}, 3, tmp_path, 9.0, enough=1), 0.0)
     for value in (2.0, 1.0, 0.5):
         reader.read(f"loss: {value}\n", 1.0)
     assert reader.curve.last()["loss"] == reader.value == 2.0

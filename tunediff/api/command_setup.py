@@ -127,6 +127,13 @@ def sides(options: CommandCompareOptions) -> tuple[Side, Side]:
         return Side(name, definition, values, revision)
 
     both = side(0), side(1)
+    for name in both[0].definition.template.parameters:
+        if name in both[1].parameters.keys() - both[0].parameters.keys():
+            first = next(iter(groups[1]))
+            raise ConfigError(
+                f"{WHERE}: {name}={both[1].parameters[name]}: stands behind the second {first}=, so"
+                f" that only B has it; allowed: before the first {first}=, for both"
+            )
     if both[0] == both[1]:
         raise ConfigError(f"{WHERE}: {both[1].name}: is what A is; A and B must differ")
     return both
@@ -207,7 +214,7 @@ def _named(request: CommandCompareRequest) -> list[tuple[str, Side]]:
 def try_sides(request: CommandCompareRequest, say: Say) -> None:
     """Try both commands, each at its revision; warn of mistakes. Raises `ConfigError`."""
     tried: list[tuple[CommandDefinition, str | None]] = []
-    for (name, side), other in zip(_named(request), reversed(request.sides), strict=True):
+    for name, side in _named(request):
         if (side.definition, side.revision) in tried:
             continue
         tried.append((side.definition, side.revision))
@@ -218,21 +225,15 @@ def try_sides(request: CommandCompareRequest, say: Say) -> None:
                 scratch = Path(stack.enter_context(new))
                 stack.callback(worktrees.remove, scratch / worktrees.SOURCE)
                 folder = worktrees.add(scratch / worktrees.SOURCE, str(side.revision))
-            _try(name.upper(), side, other, folder, request.budget_s, say)
+            _try(name.upper(), side, folder, request.budget_s, say)
 
 
-def _try(
-    label: str, side: Side, other: Side, folder: Path, budget_s: float | None, say: Say
-) -> None:
+def _try(label: str, side: Side, folder: Path, budget_s: float | None, say: Say) -> None:
     run = trial.run_of(side.configuration(f"check-{label}", folder), Path(), budget_s)
-    ends: Mapping[str, Sequence[Any]] = {}
-    if side.definition == other.definition:
-        ends = {key: [value] for key, value in other.parameters.items() if key in side.parameters}
     try:
-        result = check(run, ends, lambda line: say(f"{label}: {line}"))
+        check(run, lambda line: say(f"{label}: {line}"))
     except ConfigError as error:
         raise ConfigError(f"{label}: {error}") from None
-    result.tell(say, f"{label}: ")
 
 
 # ---- the folder

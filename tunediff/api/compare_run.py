@@ -140,7 +140,8 @@ def _run_commands(comparison: Pairs, say: Say, listeners: Listeners) -> None:
     with listeners.with_listeners(*notes):
         make = functools.partial(command_runs.proposal, folder)
         run_devices = at_once.as_it_began(comparison.test.at_once)
-        command_runs.run(comparison, _rounds(comparison, make, say), listeners, run_devices)
+        rounds = _rounds(comparison, make, say)
+        command_runs.run(comparison, rounds, listeners, run_devices, say)
     for name in pairs.SIDES:  # the revisions stay in its file
         worktrees.remove(folder / name / worktrees.SOURCE)
 

@@ -17,7 +17,7 @@ from tunediff import analysis, search_space
 from tunediff import config as cfg
 from tunediff.analysis import evidence, journals
 from tunediff.api.options import JobOptions, TargetOptions, check_files
-from tunediff.command.search import check_ends
+from tunediff.command.search import check_baseline
 from tunediff.command.workload import CommandWorkload
 from tunediff.config import ConfigError, Lines, is_command, missing_equals_hint
 from tunediff.core import listeners, lock, machine_options, remote, text
@@ -247,7 +247,7 @@ def _create_checked(
 ) -> tuple[SearchSpace, Measured]:  # fmt: skip
     assert request.content is not None
     if is_command(request.space.workload.name):
-        check_ends(request.space, say)
+        check_baseline(request.space, say)
         space = experiment.create(folder, request.space, request.content)
         return space, _of_command(space)
     from tunediff.tuning import preflight  # imports torch

@@ -10,8 +10,6 @@ from tunediff.command.metrics import as_number
 from tunediff.core.clock import LINE, PROCESS, TRAINING
 
 START, PAUSE, GO = "TUNEDIFF start", "TUNEDIFF pause", "TUNEDIFF go"
-TOLERANCE = 0.05
-"""Difference of the program's own seconds to the judge's that is not worth a word."""
 
 
 @dataclasses.dataclass
@@ -33,8 +31,6 @@ class CommandClock:
     started: float | None = None
     own_s: float | None = None
     """Seconds that the program has printed last, with those before a checkpoint."""
-    own_at_s: float = 0.0
-    """The judge's seconds at that line."""
     fault: str = ""
     """Why its own seconds cannot be read."""
     _before_s: float | None = None
@@ -61,7 +57,7 @@ class CommandClock:
                 return
             if self._before_s is None:  # a counter that begins anew, or one that was saved
                 self._before_s = self.resumed_s if seconds < self.resumed_s else 0.0
-            self.own_s, self.own_at_s = self._before_s + seconds, self._judged_s(now)
+            self.own_s = self._before_s + seconds
 
     def start(self, now: float) -> None:
         """Begin to count."""
@@ -100,11 +96,3 @@ class CommandClock:
     def start_up_s(self, now: float) -> float | None:
         """Return the seconds before the clock began; None where it began with the process."""
         return None if self.started is None else self.started - self.begun
-
-    @property
-    def disagreement(self) -> float | None:
-        """Return by which share the program's own seconds differ much from the judge's, or None."""
-        if self.own_s is None or self.own_at_s <= 0:
-            return None
-        share = self.own_s / self.own_at_s - 1
-        return share if abs(share) > TOLERANCE else None

@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tunediff.analysis.pairs import Pairs
+from tunediff import config as cfg
+from tunediff.analysis.pairs import SIDES, Pairs
 from tunediff.command import trial
-from tunediff.command.workload import CommandSystems
-from tunediff.config import Values
+from tunediff.command.check import WrittenFiles, shared
+from tunediff.command.workload import CommandSystems, CommandWorkload
+from tunediff.config import ConfigError, Values
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.core.point import Point
@@ -39,9 +41,13 @@ def run(
     rounds: Rounds[SideRun],
     listeners: Listeners,
     run_devices: Sequence[RunDevice],
+    say: Callable[[str], None],
 ) -> None:
     """Run what `rounds` proposes until it is decided: one command at a time, or one on each of
-    `run_devices` of this machine. Raises `StoppedError` where a journal cannot be written."""
+    `run_devices` of this machine. Raises `StoppedError` where a journal cannot be written, and
+    `ConfigError` where runs at the same time write the same files."""
+    written: dict[Path, WrittenFiles] = {}
+    ended = 0
     sides = dict[str, SideRun]()
     several = AtOnce[str, Point]() if run_devices else None
     running: Running[str, Point] = several or OneByOne()
@@ -49,6 +55,11 @@ def run(
         while True:
             while (several or not sides) and (side := rounds.ask()) is not None:
                 sides[side.name] = side
+                if ended < len(SIDES):
+                    workload = cfg.of(side.config)
+                    assert isinstance(workload, CommandWorkload)
+                    runs_in = Path(workload.definition.folder)
+                    written.setdefault(runs_in, WrittenFiles(runs_in, comparison.folder))
                 listeners.tell("start", side.name, side.drawn)
                 if several is None:
                     iterate = functools.partial(_follow, comparison, side)
@@ -64,7 +75,25 @@ def run(
                 continue
             side = sides.pop(name)
             rounds.tell(side, record.read_trial(side.folder))
+            ended += 1
+            if ended == len(SIDES):
+                _look_at_written([*written.values()], several is not None, say)
             listeners.tell("end", name, side.drawn)
+
+
+def _look_at_written(
+    written: Sequence[WrittenFiles], at_once: bool, say: Callable[[str], None]
+) -> None:
+    """Warn of files that the first pair has written beside the folders of its runs, in the same or
+    in two working folders. Raises `ConfigError` where both sides write them at the same time."""
+    names = sorted({name for files in written for name in files.names()})
+    if names and at_once and len(written) == 1:
+        raise ConfigError(
+            f"--parallel: {shared(names)}: both sides write them at the same time; allowed: files"
+            " in {folder}, or no --parallel"
+        )
+    if names:
+        say(f"WARNING: {shared(names)}; runs may overwrite each other's files")
 
 
 def _follow(

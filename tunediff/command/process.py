@@ -31,7 +31,7 @@ LOG_LIMIT = 64 << 20
 DRAIN_S = 2.0
 """Seconds for which output is still read after the program has ended: a process that it left behind
 may hold the pipe open for ever."""
-TAIL, LATEST = 20, 3
+TAIL, LATEST = 20, 8
 """Lines of its standard error, and of all its output, that a failure shows."""
 LONGEST_SHOWN = 200
 CAUSE = re.compile(r"(\[rank\d+\]: )?[\w.]*(Error|Exception): ")

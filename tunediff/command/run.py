@@ -66,8 +66,8 @@ class CommandRun:
     devices: Sequence[str] = ()
     """GPUs that it sees, as `CUDA_VISIBLE_DEVICES` names them; none: what the environment says."""
     threads: int | None = None
-    ends_at_first: bool = False
-    """Whether the first value is enough, as for a check."""
+    enough: int | None = None
+    """How many values are enough, as for a check; None: no number of them ends the run."""
     timeout_s: float | None = None
     """Seconds of the process after which it has failed; None: no limit."""
     resumed: State | None = None
@@ -138,8 +138,6 @@ class Clocked:
     """All seconds of the process."""
     start_up_s: float
     """Those before the clock began, or else before the first value."""
-    disagreement: float | None = None
-    """By which share the program's own seconds differ from the judge's; None: hardly."""
     ended_itself_s: float | None = None
     """Seconds at which the program ended by itself, before its budget; None: it did not."""
 
@@ -250,8 +248,7 @@ class RunReader:
         if self.clock.waits:  # it was resumed, and trains
             self.clock.start(now)
         seconds = self.clock.elapsed_s(now)
-        enough = self.target_met or (self.run.ends_at_first and self.values > 0)
-        if enough or seconds > (self.run.limit_s or math.inf):
+        if self.is_enough or seconds > (self.run.limit_s or math.inf):
             return
         self.values += 1
         self.first_at = self.first_at or now
@@ -276,6 +273,11 @@ class RunReader:
             )
         )
 
+    @property
+    def is_enough(self) -> bool:
+        """Return whether further values do not count."""
+        return self.target_met or self.values >= (self.run.enough or math.inf)
+
     def tell(self, note: Callable[[Note], None]) -> None:
         """Pass on what is new beside points."""
         while self.left:
@@ -289,7 +291,7 @@ class RunReader:
         at_budget = self.run.definition.outcome == "budget"
         is_early = ended_itself and at_budget and seconds < (self.run.limit_s or 0.0)
         early_s = seconds if is_early else None
-        return Clocked(clock.kind, now - clock.begun, before_s, clock.disagreement, early_s)
+        return Clocked(clock.kind, now - clock.begun, before_s, early_s)
 
 
 def execute(
@@ -349,7 +351,7 @@ def _ending(reader: RunReader, now: float, stopped: bool) -> str | None:
         return "pruned"
     if reader.fault:
         return "fault"
-    if reader.target_met or (reader.run.ends_at_first and reader.values):
+    if reader.is_enough:
         return "enough"
     if (limit_s := reader.run.limit_s) is not None and reader.clock.reached(limit_s, now):
         return "budget"
@@ -374,7 +376,7 @@ def _end(
         reason += _last_lines(process)
     elif ending is None and code != 0:
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        reason = f"{how}: {process.failure or f'see {log}{_last_lines(process)}'}"
+        reason = f"{how}: {process.failure or ' / '.join(process.latest) or f'see {log}'}"
         status = "oom" if reader.out_of_memory else "error"
     elif reader.values == 0:
         named = f"{MetricPattern.named_in(log, definition.objective)}; allowed: another objective"
@@ -383,7 +385,7 @@ def _end(
             where += f", or more than the {reader.run.limit_s:g} s after which it was ended"
         reason = f"no value of {definition.objective} in {where}{_last_lines(process)}"
         status = "error"
-    elif (target := definition.condition) and not (reader.target_met or reader.run.ends_at_first):
+    elif (target := definition.condition) and not reader.is_enough:
         status, reason = "error", target.missed
     elif not math.isfinite(reader.value):
         status, reason = "nan", f"{definition.objective} is {reader.value}"

@@ -61,15 +61,9 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
     return {"workload": make(definition, parameters, source).name, **rest}
 
 
-def check_ends(space: SearchSpace, say: Callable[[str], None]) -> None:
-    """Try the command of a search, its parameters at their ends too. Raises `ConfigError`."""
-    run = trial.run_of(space.baseline, Path(), space.budget.per_trial_s)
-    ends: dict[str, list[Any]] = {}
-    for dimension in space.dimensions:
-        if dimension.name != "seed" and not dimension.when:
-            choices = dimension.choices or (dimension.low, dimension.high)
-            ends[dimension.name] = [choices[0], choices[-1]]
-    check(run, ends, say).tell(say)
+def check_baseline(space: SearchSpace, say: Callable[[str], None]) -> None:
+    """Try the command of a search in its baseline. Raises `ConfigError`."""
+    check(trial.run_of(space.baseline, Path(), space.budget.per_trial_s), say)
 
 
 def _taken(lines: Lines, allowed: Collection[str], where: str) -> Lines:

@@ -60,8 +60,6 @@ class ClockSummary(NamedTuple):
     """`process`, `from a line` or `training`; several where runs differ."""
     start_up_share: float | None = None
     """Share of the processes' seconds before the clock, or before the first value; or None."""
-    disagreement: float | None = None
-    """Largest difference, as a share, of seconds that commands printed to those of the judge."""
     ended_early_s: tuple[float, ...] = ()
     """Seconds of the runs whose commands ended by themselves before their budget."""
 
@@ -76,10 +74,9 @@ class ClockSummary(NamedTuple):
             return cls(expected)
         process_s = sum(clock["process_s"] for clock in said)
         share = sum(clock["start_up_s"] for clock in said) / process_s if process_s > 0 else None
-        apart = [clock["disagreement"] for clock in said if clock.get("disagreement")]
         kinds = sorted({clock["kind"] for clock in said})
         early = tuple(end for clock in said if (end := clock.get(ENDED_ITSELF)) is not None)
-        return cls(", ".join(kinds), share, max(apart, key=abs, default=None), early)
+        return cls(", ".join(kinds), share, early)
 
     @property
     def sentences(self) -> list[str]:
@@ -91,11 +88,6 @@ class ClockSummary(NamedTuple):
             f"The clock: {self.kind}; {self.start_up_share:.0%} of the processes' seconds came"
             f" before {before}."
         ]
-        if self.disagreement is not None:
-            lines.append(
-                f"The commands' own seconds differ by up to {self.disagreement:+.0%} from the"
-                " judge's."
-            )
         if self.ended_early_s:
             lines.append(
                 "Commands ended by themselves before their budget, the first after"

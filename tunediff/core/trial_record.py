@@ -138,7 +138,7 @@ class TrialRecord:
     role: Role = "draw"
     clock: Line = dataclasses.field(default_factory=dict)
     """Which seconds counted in the run of a command: `kind`, `process_s`, `start_up_s` and
-    `disagreement`; empty for a workload, whose clock is that of the training."""
+    `ended_itself_s`; empty for a workload, whose clock is that of the training."""
 
     @property
     def seed(self) -> int:
