@@ -12,12 +12,16 @@ from tests.users import plain
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import evaluating
+from tunediff.api import search_setup
 from tunediff.config import ConfigError
 from tunediff.core import progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images as data
-from tunediff.training import judging, probe
+from tunediff.evaluation import number_format
+from tunediff.training import judging, number_formats, probe
+from tunediff.tuning import experiment
 from tunediff.workloads.diffusion import evaluator, train
+from tunediff.workloads.diffusion.knobs import evaluation_protocol
 
 FULL = {"evaluation.images": 5000, "evaluation.sampler": "ddpm"}
 pytestmark = pytest.mark.usefixtures("timed")
@@ -134,6 +138,31 @@ def test_every_protocol_is_timed_once_with_the_load_meanwhile(monkeypatch):
     found = judging.measured(tiny(evaluation__images=64), CPU, True, True, finals)
     assert timed == [64, 128]
     assert (found["evaluation_s"], found["confirming_final_s"], found["disturbed"]) == (1.0, 2.0, True)
+
+
+def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_its_runs(tmp_path, monkeypatch):
+    """The lines of a GPU on a CPU: a network of a few steps is judged in two formats."""
+    monkeypatch.setattr(number_formats, "formats", lambda device: ("bf16", "fp32"))
+    monkeypatch.setattr(judging, "FIRST_STEPS", 2)
+    monkeypatch.setattr(number_format, "SHARE", 1e9)
+    train.evaluator_of.cache_clear()
+    config = cfg.override(tiny(), {"evaluation.extractor": "random"})
+    finals = {"final_s": {"evaluation.images": 24}}
+    found = judging.measured(config, CPU, True, True, finals)
+    choice = found["evaluation_format"]
+    assert choice["precision"] == min(choice["seconds"], key=choice["seconds"].__getitem__)
+    assert {*choice["shifts"]} == {"bf16", "fp32"}
+    assert found["evaluation_s"] > 0 < found["final_s"]
+
+    monkeypatch.setattr(search_setup, "measure", lambda *_: {"evaluation_format": choice | {"precision": "bf16"}})
+    space, said = search_space.parse(searches.FILE, "night.yaml"), []
+    request = search_setup.SearchRequest(tmp_path / "night", space, searches.FILE)
+    search_setup.create(request, search_setup.SearchOptions(words=[]), said.append, False, None)
+    again = experiment.reopen(tmp_path / "night").baseline
+    assert again.evaluation.precision == "bf16"
+    assert "in bfloat16" in evaluation_protocol(again)
+    assert said[-1] in (tmp_path / "night" / "baseline.yaml").read_text()
+    assert number_formats.pinned(space.baseline, None).evaluation.precision == "fp32"
 
 
 def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):

@@ -32,7 +32,7 @@ from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
 from tunediff.search_space.model import PAIR_SEED_OFFSET
-from tunediff.training import probe
+from tunediff.training import number_formats, probe
 from tunediff.tuning import local, resources
 from tunediff.tuning.templates import kept
 
@@ -140,6 +140,8 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         if options.seed is not None:
             allow(not named, "--seed", options.seed, "no seed= beside it")
             sides = [cfg.override(config, {"seed": options.seed}, check=False) for config in sides]
+        # Judged alike: in float32, unless a format is named
+        sides = [number_formats.pinned(config, None) for config in sides]
         _check_parallel(options, sides)
         rules = options.verdict_content(cfg.of(sides[0]).objective, "first")
         fits = options.better == "value" or options.target is not None

@@ -30,7 +30,7 @@ from tunediff.core.refusals import allow, check_name, check_new, check_writable,
 from tunediff.judge import frozen_code
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
-from tunediff.training import probe
+from tunediff.training import number_formats, probe
 from tunediff.training.probe import Measured
 from tunediff.tuning import at_once, experiment, resources, sessions
 from tunediff.tuning.templates import Templates
@@ -219,7 +219,12 @@ def create(
     if users_file and options.check:
         space, measured = _create_checked(request, folder, say)
     else:
-        space = experiment.create(folder, space, content)
+        choice = measured.get("evaluation_format")
+        baseline = number_formats.pinned(space.baseline, choice)
+        space = dataclasses.replace(space, baseline=baseline)
+        space = experiment.create(folder, space, content, choice)
+        if choice is not None:
+            say(number_formats.sentence(choice))
     if is_command(space.workload.name):  # which runs in its own folder, not in a copy
         frozen_code.write_searched(folder)
     return space, plan.values(space, folder, measured) if options.address is None else None

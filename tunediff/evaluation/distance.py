@@ -42,19 +42,6 @@ class FeatureStatistics:
         self._sums[1 : 1 + self._dim] += features.sum(0)
         self._sums[1 + self._dim :] += (features.T @ features).flatten()
 
-    def include(self, other: FeatureStatistics) -> None:
-        """Add the statistics of other vectors, of the same length and on the same device."""
-        self._sums += other._sums
-
-    def exchanged(self, features: Tensor, others: Tensor) -> FeatureStatistics:
-        """Return these statistics with some of the features exchanged for `others`."""
-        statistics = FeatureStatistics(self._dim, self._sums.device)
-        statistics.update(features)
-        statistics._sums.neg_()
-        statistics.include(self)
-        statistics.update(others)
-        return statistics
-
     def merge(self, world: World) -> None:
         """Add up the statistics of all ranks; every rank must call it."""
         world.sum(self._sums)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Callable, Iterable
-from typing import NotRequired, TypedDict
+from collections.abc import Iterable
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -39,9 +38,6 @@ class Distances(TypedDict):
     """N, generated images."""
     label: str
     """Name of the Fréchet distance: FID, or FD and the extractor."""
-    precision_shift: NotRequired[float]
-    """Relative change of the distance if all images were made in float32: the first n of N are
-    exchanged for exact ones, and the change is multiplied by N/n: small changes add up."""
 
 
 class Judge:
@@ -57,20 +53,13 @@ class Judge:
         self._world, self.extractor = world, extractor
         self.reference = reference(images, extractor, world.device, batch_size)
 
-    def __call__(
-        self,
-        batches: Iterable[Tensor],
-        count: int | None = None,
-        exact: Callable[[], Tensor] | None = None,
-    ) -> Distances:
+    def __call__(self, batches: Iterable[Tensor], count: int | None = None) -> Distances:
         """Return the distances of this rank's images uint8 [b, C, H, W] and others' to real ones.
 
         All batches but the last are of one size, and rank r's are numbers r, r + ranks, …: then the
         result does not depend on the number of ranks beyond rounding. They are drawn in float32 and
         without gradients. Raises, on all ranks at once, `NonFiniteError` if features are not finite
         or `batches` raises it, and `EvaluationStoppedError` if there are fewer than `count` images.
-        `exact` makes the first n ≤ 2,000 images again, the same on all ranks, where `batches` makes
-        them in a lower precision.
         """
         world = self._world
         statistics, images, features = self._of_rank(batches)
@@ -82,16 +71,12 @@ class Judge:
         self.last_images = _by_number(world.gather(images))[:GRID_IMAGES]
         first = _by_number(world.gather(features))[:KID_IMAGES].to(world.device)
         kid = kernel_distance(first, self.reference.features)
-        distances: Distances = {
+        return {
             "frechet": world.agree(distance),
             "kid": None if kid is None else world.agree(kid[0]),
             "evaluation_images": judged,
             "label": self.extractor.label,
         }
-        if exact is not None:
-            with torch.no_grad(), evaluation_precision(world.device):
-                distances["precision_shift"] = self._shift(statistics, first, exact())
-        return distances
 
     def _of_rank(
         self, batches: Iterable[Tensor]
@@ -115,13 +100,6 @@ class Judge:
             failure = str(error)
         refuse_non_finite(failure, world)
         return statistics, images, features
-
-    def _shift(self, statistics: FeatureStatistics, first: Tensor, others: Tensor) -> float:
-        """Return `precision_shift`; `first`: features of the first images judged."""
-        n, distance = len(others), frechet(statistics, self.reference)
-        exchanged = statistics.exchanged(first[:n], self.extractor(others))
-        change = abs(frechet(exchanged, self.reference) - distance) * statistics.count / n
-        return self._world.agree(change / distance if distance > 0 else math.inf)
 
 
 def _by_number(of_ranks: list[list[Tensor]]) -> Tensor:

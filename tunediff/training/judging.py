@@ -22,7 +22,7 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
-from tunediff.training import adapters, hardware, prepared
+from tunediff.training import adapters, hardware, number_formats, prepared
 from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
@@ -93,6 +93,8 @@ def built(config: Systems, weights: Mapping[str, Tensor]) -> nn.Module:
 ENOUGH_S, SHORTLY_S = 20.0, 2.0
 """An evaluation that takes longer is not finished: its progress tells how long all of it would
 take. The latter where runs follow at once, whose own evaluations tell it better."""
+FIRST_STEPS = 30
+"""Steps after which a network says something about number formats; an untrained one gives zeros."""
 MOST_FILES = 20_000
 """Most files that a dry run decodes to describe the data; a search reads them all."""
 
@@ -123,29 +125,56 @@ def seconds_of(evaluate: Callable[[], object], enough_s: float = ENOUGH_S) -> fl
 
 
 class Rehearse(Program):
-    """Build all that precedes the first batch, perhaps time an evaluation; train nothing."""
+    """Build all that precedes the first batch, perhaps time an evaluation; train nothing, or the
+    few steps that the choice of a number format needs."""
 
     def __init__(
         self,
         evaluates: bool,
         on_ready: Callable[[], None] = lambda: None,
         enough_s: float = ENOUGH_S,
+        trains: bool = False,
     ) -> None:
         self.evaluates, self._on_ready, self.seconds = evaluates, on_ready, 0.0
-        self._enough_s = enough_s
+        self._enough_s, self._trains = enough_s, trains
 
     def begin(self, run: TrainingRun) -> bool:
         self._on_ready()
-        if self.evaluates:
-            seconds = seconds_of(lambda: evaluate(run), self._enough_s)
-            self.seconds = seconds / run.config.parallel.processes
-        return False
+        if self.evaluates and not self._trains:
+            self._time(run)
+        return self._trains
+
+    def judge(
+        self, run: TrainingRun, evaluate: Callable[[], Mapping[str, Any]]
+    ) -> Mapping[str, Any]:
+        seconds_of(evaluate, self._enough_s)  # chooses the format
+        self._time(run)
+        return {}
+
+    def _time(self, run: TrainingRun) -> None:
+        seconds = seconds_of(lambda: evaluate(run), self._enough_s)
+        self.seconds = seconds / run.config.parallel.processes
 
 
-def evaluation_s(config: Systems, world: World, program: Rehearse) -> float:
-    """Return the seconds of one evaluation of an untrained model, without torch.compile."""
-    budget, evaluates = Budget(samples=1), program.evaluates
-    run(Engine(eager(config), budget, world, Observer(), program, evaluates=evaluates))
+class _Facts(Observer):
+    """Keep the facts about data and model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts: dict[str, Any] = {}
+
+    def about(self, facts: Mapping[str, Any]) -> None:
+        self.facts |= facts
+
+
+def evaluation_s(
+    config: Systems, world: World, program: Rehearse, observer: Observer, steps: int = 0
+) -> float:
+    """Return the seconds of one evaluation without torch.compile, of a model that has been trained
+    for so many steps."""
+    config = cfg.override(eager(config), {"evaluation.points": 1}, check=False)
+    budget, evaluates = Budget(samples=steps * config.loader.batch_size or 1), program.evaluates
+    run(Engine(config, budget, world, observer, program, evaluates=evaluates))
     return program.seconds
 
 
@@ -177,11 +206,18 @@ def measured(
             return result
     before = hardware.Usage.now()
     for name, protocol in {"evaluation_s": {}, **(finals or {})}.items():
-        program = Rehearse(evaluates, lambda: tell(result), enough_s)
-        seconds = evaluation_s(cfg.override(config, protocol), world, program)
+        judged, observer = cfg.override(config, protocol), _Facts()
+        steps = (
+            FIRST_STEPS if evaluates and number_formats.is_open(judged, world.device.type) else 0
+        )
+        program = Rehearse(evaluates, lambda: tell(result), enough_s, steps > 0)
+        seconds = evaluation_s(judged, world, program, observer, steps)
         if not evaluates:
             return result
         result[name] = seconds  # type: ignore[literal-required]
+        if (choice := observer.facts.get("evaluation_format")) is not None:
+            result["evaluation_format"] = choice
+            config = number_formats.pinned(config, choice)
     used = hardware.Usage.now().since(before)
     load = hardware.disturbance(used, used.own_s, machine.cores())["other_load_share"]
     return {**result, "other_load_share": load, "disturbed": load > hardware.DISTURBED}

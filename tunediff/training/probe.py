@@ -15,6 +15,7 @@ from tunediff.config import ConfigError, Values
 from tunediff.config.systems import Systems
 from tunediff.core.template import Template, TemplateError
 from tunediff.core.template_base import base
+from tunediff.training.number_formats import FormatChoice
 
 PROBE_S = 60.0
 """What takes longer to be timed is not known."""
@@ -35,6 +36,8 @@ class Measured(TypedDict, total=False):
     """Share of the cores that other processes used while the evaluation was timed."""
     disturbed: bool
     """Whether that was so much that the seconds may be too many."""
+    evaluation_format: FormatChoice
+    """What `evaluation.precision: auto` is in the search; absent: nothing was measured."""
     too_long: bool
     """Whether the evaluation was not timed, since that took over `PROBE_S`."""
     parameters: int

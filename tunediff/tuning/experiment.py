@@ -30,6 +30,8 @@ from tunediff.core.machine_options import MachineOptions
 from tunediff.core.refusals import check_new
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
+from tunediff.training import number_formats
+from tunediff.training.number_formats import FormatChoice
 from tunediff.tuning import resources
 from tunediff.tuning.sessions import NotStartedError, StoppedError, all_spent_s
 
@@ -65,9 +67,15 @@ def resumable(module: str, folder: Path, options: MachineOptions) -> Iterator[No
 
 
 # ---- the folder
-def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> SearchSpace:
+def create(
+    folder: Path,
+    space: SearchSpace,
+    content: Mapping[str, Any],
+    evaluation_format: FormatChoice | None = None,
+) -> SearchSpace:
     """Make a search's folder, with a copy of a user's workload; return the space.
 
+    `evaluation_format`: how the number format of its evaluations was chosen, for the folder.
     Raises `ConfigError` if the name is taken or the folder cannot be written.
     """
     check_new(folder, "search.yaml")
@@ -79,9 +87,10 @@ def create(folder: Path, space: SearchSpace, content: Mapping[str, Any]) -> Sear
         settings |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
         # edits of the original do not reach the trials
         baseline = cfg.take_along(space.baseline, new)
-        write_text(
-            new / "baseline.yaml", cfg.dump(baseline, [f"the baseline of {space.source}"], new)
-        )
+        about = [f"the baseline of {space.source}"]
+        if evaluation_format is not None:
+            about.append(number_formats.sentence(evaluation_format))
+        write_text(new / "baseline.yaml", cfg.dump(baseline, about, new))
         write_text(new / "search.yaml", cfg.to_yaml(settings))
         new.rename(folder)  # atomic: a folder of that name is complete
     except OSError as error:

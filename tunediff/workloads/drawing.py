@@ -107,12 +107,10 @@ def format_sampler(sampler: Mapping[str, Any]) -> str:
 
 def with_evaluation(config: Any, values: Values | Mapping[str, Any]) -> Any:
     """Return a configuration with knobs of its section `evaluation`, as the options of their names
-    say; those that are None stay. Commands draw in float32, wherever the training was.
+    say; those that are None stay.
 
     Raises `ConfigError` naming the option.
     """
-    if "evaluation.precision" in config.schema.knobs:
-        config = cfg.override(config, {"evaluation.precision": "fp32"}, check=False)
     for name, value in values.items():
         if value is not None:
             option = "--" + name.replace("_", "-")

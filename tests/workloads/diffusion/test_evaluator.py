@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import re
+import types
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,11 @@ from tunediff.core.errors import EvaluationStoppedError
 from tunediff.data import images
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
+from tunediff.evaluation import number_format
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet
-from tunediff.workloads.diffusion.evaluator import LIMIT, Evaluator, Scores
+from tunediff.training import number_formats
+from tunediff.workloads.diffusion import evaluator
+from tunediff.workloads.diffusion.evaluator import Evaluator, Scores
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Validation
@@ -117,79 +120,92 @@ class OneStep(Identity):
         return made
 
 
-def in_bf16(config: Any, count: int) -> Any:
-    changes = {
-        "evaluation.precision": "bf16",
-        "evaluation.extractor": "random",
-        "evaluation.images": count,
-        "evaluation.validation_images": 20,
-    }
-    return override(config, changes)
+def automatic(config: Any, count: int = 260) -> Any:
+    return override(config, {"evaluation.images": count, "evaluation.validation_images": 20})
 
 
-@pytest.mark.parametrize("count", [100, 1000])
-def test_the_shift_by_a_lower_precision_is_recorded(digits: Images, config: Any, count: int, capsys: Any) -> None:
-    lower, diffusion = in_bf16(config, count), OneStep()
-    found = judge(lower, digits)(Rough(0.002), diffusion)
-    exact = judge(override(lower, {"evaluation.precision": "fp32"}), digits)(Rough(0.002), diffusion)
-    alone = judge(override(lower, {"evaluation.precision": "fp32"}), digits)(Rough(0.0), diffusion)
-    change = abs(exact["frechet"] - found["frechet"]) / found["frechet"]
-    assert 0 < change < LIMIT
-    # Exact where all images are compared, else from the first 128.
-    assert found["precision_shift"] == pytest.approx(change, rel=1e-3 if count == 100 else 0.7)
-    assert "precision_shift" not in exact
-    assert exact == alone
-    assert found["validation_loss"] == pytest.approx(exact["validation_loss"], rel=LIMIT), "in bf16, too"
-    assert not capsys.readouterr().err
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Lets a CPU have a GPU's choice of formats, of which each takes so many seconds a pass."""
+    now, seconds = [0.0], {"fp32": 1.0, "bf16": 0.25}
+
+    class Timed(Rough):
+        def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+            now[0] += seconds["bf16" if torch.is_autocast_enabled("cpu") else "fp32"]
+            return super().__call__(x, t)
+
+    monkeypatch.setattr(number_formats, "formats", lambda device: ("bf16", "fp32"))
+    monkeypatch.setattr(evaluator, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    return Timed, seconds
 
 
-def test_a_precision_that_shifts_the_distance_too_far_is_not_used(
-    digits: Images, config: Any, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "bf16_s", "expected"), [(1e-5, 0.25, "bf16"), (0.3, 0.25, "fp32"), (1e-5, 2, "fp32")]
+)
+def test_auto_is_the_fastest_format_whose_scores_differ_by_less_than_a_tenth_of_their_noise(
+    digits: Images, config: Any, gpu: Any, error: float, bf16_s: float, expected: str
 ) -> None:
-    lower, diffusion = in_bf16(config, 260), OneStep()
-    found: Any = judge(lower, digits)(Rough(0.3), diffusion)
-    exact = judge(override(lower, {"evaluation.precision": "fp32"}), digits)(Rough(0.3), diffusion)
-    assert found.pop("precision_shift") > LIMIT
-    assert found == exact
-    said = r"WARNING: evaluation.precision: bf16 shifts this distance by \d+\.\d%, more than 2%: all images are drawn again"
-    assert re.search(said, capsys.readouterr().err)
+    timed, seconds = gpu
+    seconds["bf16"] = bf16_s
+    judged = judge(automatic(config), digits)
+    scores = judged(timed(error), OneStep())
+    named = override(automatic(config), {"evaluation.precision": expected})
+    assert scores == judge(named, digits)(Rough(error), OneStep())
+    assert judged.choice is not None
+    assert judged.choice["precision"] == expected
+    assert (judged.choice["shifts"]["bf16"] < number_format.SHARE) == (error < 0.1)
+    choice = judged.choice
+    judged(timed(0.3), OneStep())
+    assert judged.choice is choice, "decided once"
+    assert expected in number_formats.sentence(choice)
 
 
-class Counting(Rough):
-    """Counts its calls in float32."""
-
-    exact = 0
-
-    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
-        self.exact += not torch.is_autocast_enabled("cpu")
-        return super().__call__(x, t)
+def test_a_format_that_overflows_is_left_out(digits: Images, config: Any, gpu: Any) -> None:
+    judged = judge(automatic(config), digits)
+    assert math.isfinite(judged(gpu[0](1e39), OneStep())["frechet"])
+    assert judged.choice is not None
+    assert judged.choice["precision"] == "fp32"
+    assert "bf16" not in judged.choice["shifts"]
 
 
-@pytest.mark.parametrize("error", [0.002, 0.3])
-def test_the_precision_is_checked_for_the_first_and_the_last_scores_of_a_network(
-    digits: Images, config: Any, error: float
-) -> None:
-    lower = override(in_bf16(config, 260), {"evaluation.validation_images": 0})
-    evaluator, net, diffusion = judge(lower, digits), Counting(error), OneStep()
-    calls, scores = [0], []
-    for last in (False, False, True):
-        scores.append(evaluator(net, diffusion, last=last))
-        calls.append(net.exact)
-    first, second, third = (after - before for before, after in itertools.pairwise(calls))
-    assert scores[0] == scores[1] == scores[2]
-    if error < LIMIT:
-        assert first == third > 0
-        assert second == 0
-    else:
-        assert 0 < second < first, "all are drawn in float32, without drawing them in bf16 first"
-    other = Counting(error)
-    evaluator(other, diffusion, last=False)
-    assert other.exact == first, "of another network nothing is known"
+def test_the_noise_of_a_distance_is_what_other_images_change(digits: Images, config: Any) -> None:
+    """The jackknife of 128 images against 60 draws of other images."""
+    reference = judge(config, digits).judge.reference
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn() -> Any:
+        features = torch.randn(128, 64, generator=generator) * reference.cov.diagonal().sqrt().float() * 1.2
+        return number_format.Drawn(features + reference.mean.float(), torch.empty(0), 1.0)
+
+    draws = [drawn() for _ in range(60)]
+    distances = torch.tensor([number_format._scores(draw, reference)[0] for draw in draws])
+    noises = torch.tensor([number_format._noise(draw, reference, 128)[0] for draw in draws])
+    assert noises.mean().item() == pytest.approx(distances.std().item(), rel=0.5)
+    quarter = number_format._noise(draws[0], reference, 4 * 128)[0]
+    assert quarter == pytest.approx(noises[0].item() / 2)
+
+
+def test_on_a_cpu_auto_is_float32_without_cost(digits: Images, config: Any) -> None:
+    calls = []
+
+    def counting(x: Tensor, t: Tensor) -> Tensor:
+        calls.append(len(x))
+        return network(x, t)
+
+    judged = judge(automatic(config), digits)
+    scores = judged(counting, OneStep())
+    named = judge(override(automatic(config), {"evaluation.precision": "fp32"}), digits)
+    count = len(calls)
+    assert scores == named(counting, OneStep())
+    assert len(calls) == 2 * count
+    assert judged.choice is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have it")
 def test_tf32_without_a_gpu_is_refused(digits: Images, config: Any) -> None:
-    with pytest.raises(ConfigError, match="evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32"):
+    with pytest.raises(
+        ConfigError, match="evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: auto, fp32"
+    ):
         judge(override(config, {"evaluation.precision": "tf32"}), digits)
 
 
@@ -205,7 +221,7 @@ def test_deadline(digits: Images, config: Any, identity: Any) -> None:
         judge(config, digits)(network, identity, should_stop=lambda: next(answers))
 
 
-def _judged(world: World) -> tuple[Any, Any, list[str], Any]:
+def _judged(world: World) -> tuple[Any, Any, list[str]]:
     conf = override(baseline("digits"), {"evaluation.images": 130, "evaluation.batch_size": 50})
     real = images.load(conf.data)
     evaluator = judge(conf, real, world)
@@ -221,21 +237,16 @@ def _judged(world: World) -> tuple[Any, Any, list[str], Any]:
             measure(diverges_on_rank_1, Identity())
         except NonFiniteError as error:
             failures.append(str(error))
-    shifted = judge(in_bf16(conf, 260), real, world)(Rough(0.002), OneStep())
-    return scores, evaluator.judge.last_images.numpy(), failures, shifted
+    return scores, evaluator.judge.last_images.numpy(), failures
 
 
 @pytest.mark.nightly
 def test_two_ranks_agree_with_one(digits: Images, config: Any, identity: Any, tmp_path: Path) -> None:
     alone = judge(config, digits)
     expected: Scores = alone(network, identity)
-    lower: Any = judge(in_bf16(config, 260), digits)(Rough(0.002), OneStep())
-    assert 0 < lower["precision_shift"] < LIMIT
     results = ranks(_judged, tmp_path)
-    for scores, first, failures, shifted in results:
+    for scores, first, failures in results:
         assert scores == results[0][0], "every rank has the very same numbers"
-        assert shifted == results[0][3]
-        assert shifted["precision_shift"] == pytest.approx(lower["precision_shift"], rel=1e-2)
         assert scores["frechet"] == pytest.approx(expected["frechet"], rel=1e-4)
         assert scores["kid"] == pytest.approx(expected["kid"], rel=1e-3)
         assert (first == alone.judge.last_images.numpy()).all()

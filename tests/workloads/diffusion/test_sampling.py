@@ -24,9 +24,8 @@ def images(
     diffusion: Any, n: int, batch: int, world: int = 1, predict: Any = network, precision: str = "fp32", **how: Any
 ) -> Tensor:
     """All ranks' images, put together."""
-    evaluation = override(
-        baseline("digits"), {"evaluation.batch_size": batch, "evaluation.precision": precision}
-    ).evaluation
+    evaluation = override(baseline("digits"), {"evaluation.batch_size": batch}).evaluation
+    how |= {"precision": precision}
     whole = torch.full((n, *SHAPE), 77, dtype=torch.uint8)
     seen = torch.zeros(n, dtype=torch.int64)
     for rank in range(world):

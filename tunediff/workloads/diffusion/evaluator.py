@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import sys
-import weakref
+import time
 from collections.abc import Callable
 
 import torch
-from torch import Tensor
 
 from tunediff.config.knobs import refuse
 from tunediff.core.progress import Progress
 from tunediff.data.images import Images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
-from tunediff.evaluation import features
+from tunediff.evaluation import features, number_format
 from tunediff.evaluation.generation import shares
 from tunediff.evaluation.judge import Distances, Judge
+from tunediff.evaluation.number_format import Drawn
+from tunediff.training import number_formats
+from tunediff.training.number_formats import CHECKED, Format, FormatChoice
+from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict
 from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Losses, Validation
 
-CHECKED = 128
-"""Images that are also drawn in float32, where `evaluation.precision` is another format."""
-LIMIT = 0.02
-"""`precision_shift` from which all images are drawn in float32: about two seeds' difference."""
-
 
 class Scores(Distances, Losses):
     """The result of an evaluation. The entries of `Losses` are absent if
-    `evaluation.validation_images` is 0, and `precision_shift` where `evaluation.precision` is fp32.
-    Where that is above `LIMIT`, the distances are those of images in float32."""
+    `evaluation.validation_images` is 0."""
 
 
 class Evaluator:
@@ -42,13 +37,17 @@ class Evaluator:
     All ranks call it and get the same numbers, which depend on their number by rounding only.
     """
 
+    choice: FormatChoice | None = None
+    """What `evaluation.precision: auto` has measured at the first call; None: nothing."""
+
     def __init__(
         self, data: Data, evaluation: DiffusionEvaluation, images: Images, world: World
     ) -> None:
         """Build or read extractor and reference, load validation images. Raises `ConfigError`."""
         refuse(
             evaluation.precision == "tf32" and world.device.type != "cuda",
-            "evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: fp32, bf16",
+            "evaluation.precision: 'tf32' needs a GPU, and this is a CPU; allowed: auto, fp32,"
+            " bf16",
         )
         self._protocol, self._world = evaluation, world
         self._shape = images.pixels.shape[1:]
@@ -56,11 +55,12 @@ class Evaluator:
             name: getattr(evaluation, name) for name in ("extractor", "weights_path", "batch_size")
         }
         self.judge = judge_of(DiffusionEvaluation(**of_judge), images, world)
-        self._checked: weakref.ref[object] | None = None  # the network whose shift is known
-        self._shift = 0.0
         self._validation = None
         if evaluation.validation_images:
             self._validation = Validation(data, evaluation, images, world)
+        self._format: Format | None = None  # not chosen yet
+        if evaluation.precision != "auto":
+            self._format = evaluation.precision
 
     def __call__(
         self,
@@ -68,71 +68,64 @@ class Evaluator:
         diffusion: Diffusion,
         *,
         should_stop: Callable[[], bool] | None = None,
-        last: bool = True,
     ) -> Scores:
         """Return the scores of `evaluation.images` generated images, and the validation loss.
 
-        `predict`: a network in evaluation mode. `last`: whether these scores count in the end. What
-        `evaluation.precision` changes is measured for the first and the last scores of a network,
-        and is taken to be the same between them.
+        `predict`: a network in evaluation mode. `evaluation.precision: auto` is decided with the
+        first one.
 
         Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors
         are not finite, and `EvaluationStoppedError` if `should_stop()` was true before the end.
         """
-        draw = functools.partial(self._draw, predict, diffusion, should_stop)
-        given, float32 = self._protocol, dataclasses.replace(self._protocol, precision="fp32")
-        known = self._checked is not None and self._checked() is predict
-        check = given != float32 and (last or not known)
-        if known and not check and self._shift > LIMIT:
-            given = float32
-        scores = draw(given, check)
-        if check:
-            self._shift, self._checked = scores["precision_shift"], weakref.ref(predict)
-        if check and self._shift > LIMIT:
-            self._warn(given.precision)
-            scores = draw(float32, False)
-        if self._protocol != float32:
-            scores["precision_shift"] = self._shift
-        losses: Losses = {}
-        if self._validation is not None:
-            losses = self._validation(predict, diffusion, self._protocol.precision, LIMIT)
-        return {**scores, **losses}
-
-    def _draw(
-        self,
-        predict: Predict,
-        diffusion: Diffusion,
-        should_stop: Callable[[], bool] | None,
-        protocol: DiffusionEvaluation,
-        check: bool,
-    ) -> Distances:
-        """Return the distances of generated images; `check`: also the shift by precision."""
-        count, world = protocol.images, self._world
-        turns, _ = shares(count, world.size, protocol.batch_size)
+        precision = self._format = self._format or self._chosen(predict, diffusion)
+        protocol, world = self._protocol, self._world
+        count, (turns, _) = (
+            protocol.images,
+            shares(protocol.images, world.size, protocol.batch_size),
+        )
         steps = turns * protocol.sampling_steps(diffusion.steps)
-
-        def first_exact() -> Tensor:
-            exact, some = dataclasses.replace(protocol, precision="fp32"), min(count, CHECKED)
-            batches = generate(predict, diffusion, exact, self._shape, some, world.device)
-            return torch.cat([batch for _, batch in batches])
-
         with Progress(f"sampling {count:,} images", steps, "steps") as progress:
             batches = generate(
-                predict, diffusion, protocol, self._shape, count, world.device,
+                predict, diffusion, protocol, self._shape, count, world.device, precision=precision,
                 rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
             )  # fmt: skip
-            images = (batch for _, batch in batches)
-            return self.judge(images, count, first_exact if check else None)
+            scores = self.judge((batch for _, batch in batches), count)
+        losses: Losses = {}
+        if self._validation is not None:
+            losses = self._validation(predict, diffusion, precision)
+        return {**scores, **losses}
 
-    def _warn(self, precision: str) -> None:
-        if self._world.main:
-            print(
-                f"WARNING: evaluation.precision: {precision} shifts this distance by"
-                f" {self._shift:.1%}, more than {LIMIT:.0%}: all images are drawn again in"
-                " float32",
-                file=sys.stderr,
-                flush=True,
-            )
+    def _chosen(self, predict: Predict, diffusion: Diffusion) -> Format:
+        """Return the format that `auto` is on this device, decided by rank 0's times."""
+        among = number_formats.formats(self._world.device.type)
+        if len(among) == 1:
+            return among[0]
+        draw = functools.partial(self._drawn, predict, diffusion)
+        judge, images = self.judge, self._protocol.images
+        with torch.no_grad(), evaluation_precision(self._world.device):
+            measured = number_format.choose(draw, among, judge.reference, images)
+        choice: FormatChoice = self._world.tell(measured)
+        self.choice = choice
+        return choice["precision"]
+
+    def _drawn(self, predict: Predict, diffusion: Diffusion, precision: Format) -> Drawn:
+        """Draw and judge the first images in a format, the same on all ranks; time it."""
+        world, count = self._world, min(self._protocol.images, CHECKED)
+        drawn = Drawn(torch.empty(0), torch.empty(0), 0.0)
+        for _ in range(2):  # the first one loads kernels and captures passes
+            world.synchronize()
+            began = time.perf_counter()
+            batches = generate(
+                predict, diffusion, self._protocol, self._shape, count, world.device,
+                precision=precision,
+            )  # fmt: skip
+            found = torch.cat([self.judge.extractor(batch) for _, batch in batches])
+            errors = found.new_zeros(0, dtype=torch.float64)
+            if self._validation is not None:
+                errors = self._validation.first_errors(predict, diffusion, precision)
+            world.synchronize()
+            drawn = Drawn(found, errors, time.perf_counter() - began)
+        return drawn
 
 
 @functools.lru_cache(maxsize=3)

@@ -165,12 +165,11 @@ class DiffusionEvaluation(images.Evaluation):
     """Spacing of the DDIM sub-sequence."""
     eta: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
     """DDIM's noise: 0 deterministic, 1 as much as an ancestral step."""
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
-    """Number format in which the network draws images: `tf32` for NVIDIA GPUs, `bf16` autocast.
-    Features and distances stay float32. The first and the last evaluation of a training also draw
-    their first 128 images in float32, and record as `precision_shift` by what share the distance
-    would be another if all were; beyond 2 % they all are. So does the validation loss, whose first
-    batch is compared."""
+    precision: Literal["auto", "fp32", "tf32", "bf16"] = "auto"
+    """Number format in which the network draws images and computes the validation loss; features
+    and distances are float32. `auto`: on an NVIDIA GPU the fastest of bf16, TF32 and float32 whose
+    scores differ from float32's by less than a tenth of their noise, decided once, for a search
+    before its first trial; on a CPU float32. `tf32` (NVIDIA GPUs) and `bf16` are not compared."""
     validation_images: Annotated[Int, Ge(0), Le(100000), EvaluationProtocol()] = 256
     """Images, of the split that is not learned where there is one, whose ε-error is measured per
     log-SNR bin on fixed timesteps and noise: what no sampler and no weighting changes. 0: none."""
@@ -229,12 +228,6 @@ QUANTITIES = {
     "validation_loss": Quantity(
         "validation loss", "", "ε-error on fixed images, timesteps and noise"
     ),
-    "precision_shift": Quantity(
-        "shift by precision",
-        "%",
-        "of the distance, by evaluation.precision; above 2 %: drawn again in float32",
-        100.0,
-    ),
     "step_sampler_s": Quantity(
         "noise and sampler",
         "ms",
@@ -287,7 +280,8 @@ def evaluation_protocol(config: Any) -> str:
     few = f" (few for {dim:,} features: biased high)" * (protocol.images <= dim)
     drawn = f"{protocol.images:,} generated images{few}, {called}{noisy}{steps}, averaged weights"
     against = f"against {data.name} at {data.image_size}×{data.image_size}{network}"
-    return f"{drawn}, the same noise in all trials, {against}"
+    in_format = {"tf32": " in TF32", "bf16": " in bfloat16"}.get(protocol.precision, "")
+    return f"{drawn}{in_format}, the same noise in all trials, {against}"
 
 
 def check_files(knobs: Knobs, evaluates: bool) -> None:

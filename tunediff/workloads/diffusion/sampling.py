@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.generation import ImageNoise, shares
+from tunediff.training.number_formats import Format
 from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
 from tunediff.workloads.diffusion.process import Diffusion, OnStep, Predict
@@ -25,6 +25,7 @@ def generate(
     n: int,
     device: torch.device | str,
     *,
+    precision: Format = "fp32",
     rank: int = 0,
     world: int = 1,
     should_stop: Callable[[], bool] | None = None,
@@ -33,8 +34,8 @@ def generate(
     """Yield this rank's share of images 0…n−1: (first number, uint8 [b, C, H, W]).
 
     The ranks take batches in turn, all of one size (see `shares`): a compiled network is not
-    compiled again for a smaller last batch. `evaluation.precision` is the number format of
-    `predict`, "fp32" leaving it as it is; the sampler itself computes in float32. Ends early when
+    compiled again for a smaller last batch. `precision` is the number format of `predict`, "fp32"
+    leaving it as it is; the sampler itself computes in float32. Ends early when
     `should_stop()` is true. Raises `NonFiniteError`.
     """
     device = torch.device(device)
@@ -45,7 +46,7 @@ def generate(
             return
         stop = start + size
         x0 = diffusion.sample(
-            _in_float32(predict, device, evaluation.precision),
+            _in_float32(predict, device, precision),
             noise.initial(start, stop),
             sampler=evaluation.sampler,
             steps=evaluation.steps,
@@ -59,9 +60,7 @@ def generate(
         yield start, to_uint8(x0[: n - start])
 
 
-def _in_float32(
-    predict: Predict, device: torch.device, precision: Literal["fp32", "tf32", "bf16"]
-) -> Predict:
+def _in_float32(predict: Predict, device: torch.device, precision: Format) -> Predict:
     """Return `predict` with a float32 result, computed in another number format if it is given."""
 
     def predict_float32(x: Tensor, t: Tensor) -> Tensor:

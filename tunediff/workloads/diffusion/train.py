@@ -102,8 +102,10 @@ def add_evaluation(
         predict = trial.captured(model)
 
         def judged() -> dict[str, object]:
-            last = trial.progress >= 1.0
-            scores = evaluator(predict, process, should_stop=trial.should_stop, last=last)
+            undecided = evaluator.choice is None
+            scores = evaluator(predict, process, should_stop=trial.should_stop)
+            if undecided and evaluator.choice is not None:
+                trial.about(evaluation_format=evaluator.choice)
             trial.show("samples", evaluator.judge.last_images)
             return {**scores}
 

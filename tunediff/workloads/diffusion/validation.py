@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from tunediff.data.knobs import Data
 from tunediff.distributed import World
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.generation import ImageNoise, shares
+from tunediff.training.number_formats import Format
 from tunediff.training.precision import evaluation_precision
 from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
@@ -28,8 +29,6 @@ from tunediff.workloads.diffusion.levels import equal_bins
 from tunediff.workloads.diffusion.process import Diffusion, Predict
 
 log = logging.getLogger(__name__)
-Format = Literal["fp32", "tf32", "bf16"]
-FP32: Format = "fp32"
 
 
 class Losses(TypedDict, total=False):
@@ -62,14 +61,13 @@ class Validation:
         """uint8 [N, C, H, W] on the CPU, and the split they come from."""
 
     def __call__(
-        self, predict: Predict, diffusion: Diffusion, precision: Format = "fp32", limit: float = 0.0
+        self, predict: Predict, diffusion: Diffusion, precision: Format = "fp32"
     ) -> Losses:
         """Return the errors of `predict`, a network in evaluation mode.
 
         The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the
         network's output implies, so that all models are measured alike. `precision`: number format
-        of the network, float32 after all if it changes the mean error of the first batch by more
-        than the share `limit`. Raises `NonFiniteError` on all ranks at once.
+        of the network. Raises `NonFiniteError` on all ranks at once.
         """
         items = _Items(self.pixels, diffusion, self._world, self._batch_size)
         total, size = items.total, items.size
@@ -79,9 +77,6 @@ class Validation:
             torch.no_grad(),
             evaluation_precision(self._world.device),
         ):
-            if precision != "fp32":  # all ranks look at the same batch
-                exact, faster = (items.errors(predict, 0, one).mean() for one in (FP32, precision))
-                precision = precision if (faster - exact).abs() <= limit * exact else FP32
             for start in range(self._world.rank * size, total, self._world.size * size):
                 found = items.errors(predict, start, precision)
                 errors[start : start + size] = found[: total - start]
@@ -90,6 +85,12 @@ class Validation:
         if not torch.isfinite(errors).all():
             raise NonFiniteError("non-finite errors on the validation images")
         return {**items.losses(errors), "validation_split": self.split}
+
+    def first_errors(self, predict: Predict, diffusion: Diffusion, precision: Format) -> Tensor:
+        """Return the errors of the first batch, float64 [b], the same on all ranks."""
+        items = _Items(self.pixels, diffusion, self._world, self._batch_size)
+        with torch.no_grad(), evaluation_precision(self._world.device):
+            return items.errors(predict, 0, precision)
 
 
 class _Items:
