@@ -31,7 +31,7 @@ def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monke
     """Such as one that finds no memory left on the GPU: a line, no pages."""
     monkeypatch.setattr(judging, "measured", mock.Mock(side_effect=RuntimeError("out of memory")))
     connection = mock.Mock()
-    judging.answer(connection, (pickle.dumps(tiny()), True, True, {}, False))
+    judging.answer(connection, (pickle.dumps(tiny()), True, True, {}))
     connection.send.assert_called_once_with({})
     said = "WARNING: what a trial costs could not be measured: RuntimeError: out of memory\n"
     assert capfd.readouterr() == ("", said)
@@ -98,7 +98,7 @@ def test_advice_names_what_shortens_evaluations_that_take_longer_than_training()
 
 
 def test_long_evaluation_is_timed_by_its_progress(clock):
-    """5 s before it tells how far it is, then 10 s for each of 100 parts: it ends early, after the second part."""
+    """5 s before it tells how far it is, then 10 s for each of 100 parts: it ends early, after the first part."""
     parts = []
 
     def evaluate():
@@ -110,7 +110,7 @@ def test_long_evaluation_is_timed_by_its_progress(clock):
                 work.step()
 
     assert judging.seconds_of(evaluate) == 5.0 + 100 * 10.0
-    assert len(parts) == 2
+    assert len(parts) == 1
 
 
 def test_evaluation_of_diverging_model_is_timed(clock):
@@ -142,19 +142,23 @@ def test_every_protocol_is_timed_once_with_the_load_meanwhile(monkeypatch):
 
 def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_its_runs(tmp_path, monkeypatch):
     """The lines of a GPU on a CPU: a network of a few steps is judged in two formats."""
-    monkeypatch.setattr(number_formats, "formats", lambda device: ("bf16", "fp32"))
-    monkeypatch.setattr(judging, "FIRST_STEPS", 2)
-    monkeypatch.setattr(number_format, "SHARE", 1e9)
+    found = {"evaluation_format": {"precision": "bf16", "seconds": {"fp32": 1.0}, "shifts": {"fp32": 0.0}}}
+    for owner, name, replaced in (
+        (number_formats, "formats", lambda device: ("bf16", "fp32")),
+        (judging, "FIRST_STEPS", 2),
+        (number_format, "SHARE", 1e9),
+        (search_setup, "measure", lambda *_: found),
+    ):
+        monkeypatch.setattr(owner, name, replaced)
     train.evaluator_of.cache_clear()
     config = cfg.override(tiny(), {"evaluation.extractor": "random"})
     finals = {"final_s": {"evaluation.images": 24}}
-    found = judging.measured(config, CPU, True, True, finals)
-    choice = found["evaluation_format"]
+    measured = judging.measured(config, CPU, True, True, finals)
+    choice = measured["evaluation_format"]
     assert choice["precision"] == min(choice["seconds"], key=choice["seconds"].__getitem__)
     assert {*choice["shifts"]} == {"bf16", "fp32"}
-    assert found["evaluation_s"] > 0 < found["final_s"]
+    assert measured["evaluation_s"] > 0 < measured["final_s"]
 
-    monkeypatch.setattr(search_setup, "measure", lambda *_: {"evaluation_format": choice | {"precision": "bf16"}})
     space, said = search_space.parse(searches.FILE, "night.yaml"), []
     request = search_setup.SearchRequest(tmp_path / "night", space, searches.FILE)
     search_setup.create(request, search_setup.SearchOptions(words=[]), said.append, False, None)

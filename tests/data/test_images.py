@@ -244,7 +244,7 @@ def test_what_is_done_to_images_is_counted_and_kept_with_them(tmp_path: Path) ->
         "d.png": sixteen.getvalue(), "e.jpg": turned.getvalue(), "f.png": encoded("P", value=0), "g.png": b"",
     }  # fmt: skip
     asked = data(folder(tmp_path / "set", files))
-    said = images.summarize(asked)
+    said = images.load(asked).summary
     assert said == [
         f"data: 6 images at 8×8 (images {tmp_path / 'set'})",
         "skipped 1 of 7 files: 1 empty: g.png",
@@ -254,18 +254,8 @@ def test_what_is_done_to_images_is_counted_and_kept_with_them(tmp_path: Path) ->
         "converted: 2 grey to RGB, 1 without their transparency, 1 of 16 bits to 8, 1 of a palette",
     ]
     forget()
-    assert images.summarize(asked) == said
-    assert images.summarize(data(str(tmp_path / "set"), channels=1))[-1].startswith("converted: 3 colour to grey, ")
-
-
-def test_of_very_many_files_a_dry_run_looks_at_some(tmp_path: Path) -> None:
-    asked = data(folder(tmp_path / "set", {f"{i:03}.png": colour(i) for i in range(50)}))
-    assert images.summarize(asked, most=10)[:2] == [
-        "only 10 of 50 files were looked at:", f"data: 10 images at 8×8 (images {tmp_path / 'set'})",
-    ]  # fmt: skip
-    images.load(asked)
-    forget()
-    assert images.summarize(asked, most=10)[0].startswith("data: 50 images"), "they are decoded already"
+    assert images.load(asked).summary == said
+    assert images.load(data(str(tmp_path / "set"), channels=1)).summary[-1].startswith("converted: 3 colour to grey, ")
 
 
 def test_linked_folders_are_followed_once(tmp_path: Path) -> None:

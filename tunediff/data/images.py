@@ -67,21 +67,6 @@ class Images:
         return len(self.pixels)
 
 
-def summarize(data: Data, most: int | None = None) -> list[str]:
-    """Return what is printed of a set before a search, of at most `most` files to decode.
-
-    Raises `ConfigError` as `load` does.
-    """
-    source = sources.find(data)
-    if most is None or not isinstance(source, sources.Listing):
-        return load(data).summary
-    total = len(source.names)
-    if min(total, data.max_images or total) <= most or _cache(data, source).exists():
-        return load(data).summary
-    first = load(dataclasses.replace(data, max_images=most))
-    return [f"only {most:,} of {total:,} files were looked at:", *first.summary]
-
-
 def in_unit_range(flip: bool) -> Prepare:
     """Return the map of bytes to training images: float32 in [−1, 1]; `flip`: half mirrored."""
 

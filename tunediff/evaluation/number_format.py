@@ -38,7 +38,7 @@ def choose(
     error. A format that gives numbers that are not finite is left out.
     """
     exact = draw("fp32")
-    scores, noise = _scores(exact, reference), _noise(exact, reference, images)
+    scores, noise = scores_of(exact, reference), noise_of(exact, reference, images)
     seconds: dict[str, float] = {"fp32": exact.seconds}
     shifts: dict[str, float] = {"fp32": 0.0}
     for name in among:
@@ -46,7 +46,7 @@ def choose(
             continue
         try:
             drawn = draw(name)
-            found = _scores(drawn, reference)
+            found = scores_of(drawn, reference)
         except NonFiniteError:
             continue
         differences = [abs(a - b) for a, b in zip(found, scores, strict=True)]
@@ -57,7 +57,7 @@ def choose(
     return {"precision": fastest, "seconds": seconds, "shifts": shifts}
 
 
-def _scores(drawn: Drawn, reference: Reference) -> list[float]:
+def scores_of(drawn: Drawn, reference: Reference) -> list[float]:
     """Return the Fréchet distance and, if there are errors, their mean. Raises NonFiniteError."""
     if not torch.isfinite(drawn.errors).all():
         raise NonFiniteError("non-finite errors on the validation images")
@@ -67,12 +67,12 @@ def _scores(drawn: Drawn, reference: Reference) -> list[float]:
     return [frechet(statistics, reference), *means]
 
 
-def _noise(drawn: Drawn, reference: Reference, images: int) -> list[float]:
+def noise_of(drawn: Drawn, reference: Reference, images: int) -> list[float]:
     """Return the standard deviation of each of the scores, of an evaluation of `images`."""
     parts, left_out = drawn.features.chunk(_PARTS), []
     for part in range(len(parts)):
         rest = torch.cat([*parts[:part], *parts[part + 1 :]])
-        left_out.append(_scores(drawn._replace(features=rest), reference)[0])
+        left_out.append(scores_of(drawn._replace(features=rest), reference)[0])
     spread = torch.tensor(left_out, dtype=torch.float64).std(correction=0).item()
     deviation = spread * math.sqrt(len(parts) - 1)
     of_distance = deviation * math.sqrt(len(drawn.features) / images)

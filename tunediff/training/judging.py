@@ -90,13 +90,11 @@ def built(config: Systems, weights: Mapping[str, Tensor]) -> nn.Module:
 
 
 # ---- the cost of an evaluation, before a search
-ENOUGH_S, SHORTLY_S = 20.0, 2.0
+ENOUGH_S = 2.0
 """An evaluation that takes longer is not finished: its progress tells how long all of it would
-take. The latter where runs follow at once, whose own evaluations tell it better."""
+take."""
 FIRST_STEPS = 30
 """Steps after which a network says something about number formats; an untrained one gives zeros."""
-MOST_FILES = 20_000
-"""Most files that a dry run decodes to describe the data; a search reads them all."""
 
 
 class _LongEvaluationError(BaseException):
@@ -106,12 +104,12 @@ class _LongEvaluationError(BaseException):
         self.left_s = left_s
 
 
-def seconds_of(evaluate: Callable[[], object], enough_s: float = ENOUGH_S) -> float:
-    """Call a function; return its seconds, estimated by its progress beyond `enough_s`."""
+def seconds_of(evaluate: Callable[[], object]) -> float:
+    """Call a function; return its seconds, estimated by its progress beyond `ENOUGH_S`."""
     began, left_s = time.monotonic(), 0.0
 
     def end_early(work: progress.Progress) -> None:
-        if time.monotonic() - began > enough_s and 0 < work.done < work.total:
+        if time.monotonic() - began > ENOUGH_S and 0 < work.done < work.total:
             raise _LongEvaluationError(work.left_s)
 
     with progress.subscribe(end_early):
@@ -132,11 +130,10 @@ class Rehearse(Program):
         self,
         evaluates: bool,
         on_ready: Callable[[], None] = lambda: None,
-        enough_s: float = ENOUGH_S,
         trains: bool = False,
     ) -> None:
         self.evaluates, self._on_ready, self.seconds = evaluates, on_ready, 0.0
-        self._enough_s, self._trains = enough_s, trains
+        self._trains = trains
 
     def begin(self, run: TrainingRun) -> bool:
         self._on_ready()
@@ -147,12 +144,12 @@ class Rehearse(Program):
     def judge(
         self, run: TrainingRun, evaluate: Callable[[], Mapping[str, Any]]
     ) -> Mapping[str, Any]:
-        seconds_of(evaluate, self._enough_s)  # chooses the format
+        seconds_of(evaluate)  # chooses the format
         self._time(run)
         return {}
 
     def _time(self, run: TrainingRun) -> None:
-        seconds = seconds_of(lambda: evaluate(run), self._enough_s)
+        seconds = seconds_of(lambda: evaluate(run))
         self.seconds = seconds / run.config.parallel.processes
 
 
@@ -185,18 +182,16 @@ def measured(
     prepare: bool,
     finals: Mapping[str, Values] | None = None,
     tell: Callable[[Measured], None] = lambda _: None,
-    enough_s: float = ENOUGH_S,
 ) -> Measured:
     """Look at the data and time one evaluation; leave in the cache folder what trials need.
 
     `prepare`: prepare evaluations completely, however long it takes. `finals`: knobs of further
     evaluations to time, by the field of `Measured` that takes their seconds. `tell` gets what is
-    known before something is timed; `enough_s`: as of `seconds_of`. Raises what
-    the data or the set-up of the training raise.
+    known before something is timed. Raises what the data or the set-up of the training raise.
     """
     data, result = getattr(config.knobs, "data", None), Measured(data=[])
     if isinstance(data, Data):
-        result["data"] = images.summarize(data, None if prepare else MOST_FILES)
+        result["data"] = images.load(data).summary
     if (network := cfg.of(config).get_hook("network")) is not None:
         with torch.device("meta"):
             result["parameters"] = sum(one.numel() for one in network(config.knobs).parameters())
@@ -210,7 +205,7 @@ def measured(
         steps = (
             FIRST_STEPS if evaluates and number_formats.is_open(judged, world.device.type) else 0
         )
-        program = Rehearse(evaluates, lambda: tell(result), enough_s, steps > 0)
+        program = Rehearse(evaluates, lambda: tell(result), steps > 0)
         seconds = evaluation_s(judged, world, program, observer, steps)
         if not evaluates:
             return result
@@ -223,21 +218,16 @@ def measured(
     return {**result, "other_load_share": load, "disturbed": load > hardware.DISTURBED}
 
 
-def answer(
-    connection: Connection, content: tuple[bytes, bool, bool, Mapping[str, Values], bool]
-) -> None:
+def answer(connection: Connection, content: tuple[bytes, bool, bool, Mapping[str, Values]]) -> None:
     """Send what `measured` returns, or why the data cannot be used; the function of a template's
-    run. `content`: the configuration, the arguments, and whether runs follow at once."""
-    pickled, evaluates, prepare, finals, runs_follow = content
-    enough_s = SHORTLY_S if runs_follow else ENOUGH_S
+    run. `content`: the configuration, and the arguments."""
+    pickled, evaluates, prepare, finals = content
     prepared.begin()
     result: Mapping[str, Any] = {}
     try:
         with progress.EventLines().work():
             config = pickle.loads(pickled)
-            result = measured(
-                config, alone(), evaluates, prepare, finals, connection.send, enough_s
-            )
+            result = measured(config, alone(), evaluates, prepare, finals, connection.send)
     except ConfigError as error:
         result = {"refused": str(error)}
     except Exception as error:

@@ -25,7 +25,7 @@ class Measured(TypedDict, total=False):
     """What is known of a search before it starts."""
 
     data: list[str]
-    """Lines about the images that are learned: see `images.summarize`."""
+    """Lines about the images that are learned: see `Images.summary`."""
     evaluation_s: float
     """Seconds of one evaluation; absent: not known, or no model is evaluated."""
     final_s: float
@@ -68,8 +68,7 @@ def before_search(
             module = "tunediff.training.prepared"
             new = Template(f"{module}:prepare", options, base=base(f"{module}:prepare_base"))
             template = stack.enter_context(new)
-        asked = (evaluates, prepare, dict(finals or {}), prepared is not None)
-        content = (pickle.dumps(config), *asked)
+        content = (pickle.dumps(config), evaluates, prepare, dict(finals or {}))
         try:
             run = template.start("tunediff.training.judging:answer", content, streams=(2, 2))
             while (message := run.receive(limit_s)) is not None:

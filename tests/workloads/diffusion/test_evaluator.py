@@ -134,8 +134,9 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
             now[0] += seconds["bf16" if torch.is_autocast_enabled("cpu") else "fp32"]
             return super().__call__(x, t)
 
-    monkeypatch.setattr(number_formats, "formats", lambda device: ("bf16", "fp32"))
-    monkeypatch.setattr(evaluator, "time", types.SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = types.SimpleNamespace(perf_counter=lambda: now[0])
+    for owner, name, replaced in ((number_formats, "formats", lambda _: ("bf16", "fp32")), (evaluator, "time", clock)):
+        monkeypatch.setattr(owner, name, replaced)
     return Timed, seconds
 
 
@@ -148,24 +149,23 @@ def test_auto_is_the_fastest_format_whose_scores_differ_by_less_than_a_tenth_of_
     timed, seconds = gpu
     seconds["bf16"] = bf16_s
     judged = judge(automatic(config), digits)
+    choice = judged.decide(timed(error), OneStep())
     scores = judged(timed(error), OneStep())
     named = override(automatic(config), {"evaluation.precision": expected})
     assert scores == judge(named, digits)(Rough(error), OneStep())
-    assert judged.choice is not None
-    assert judged.choice["precision"] == expected
-    assert (judged.choice["shifts"]["bf16"] < number_format.SHARE) == (error < 0.1)
-    choice = judged.choice
-    judged(timed(0.3), OneStep())
-    assert judged.choice is choice, "decided once"
+    assert choice is not None
+    assert choice["precision"] == expected
+    assert (choice["shifts"]["bf16"] < number_format.SHARE) == (error < 0.1)
+    assert judged.decide(timed(0.3), OneStep()) is None, "decided once"
     assert expected in number_formats.sentence(choice)
 
 
 def test_a_format_that_overflows_is_left_out(digits: Images, config: Any, gpu: Any) -> None:
     judged = judge(automatic(config), digits)
+    choice = judged.decide(gpu[0](1e39), OneStep())
+    assert choice is not None
+    assert (choice["precision"], [*choice["shifts"]]) == ("fp32", ["fp32"])
     assert math.isfinite(judged(gpu[0](1e39), OneStep())["frechet"])
-    assert judged.choice is not None
-    assert judged.choice["precision"] == "fp32"
-    assert "bf16" not in judged.choice["shifts"]
 
 
 def test_the_noise_of_a_distance_is_what_other_images_change(digits: Images, config: Any) -> None:
@@ -178,10 +178,10 @@ def test_the_noise_of_a_distance_is_what_other_images_change(digits: Images, con
         return number_format.Drawn(features + reference.mean.float(), torch.empty(0), 1.0)
 
     draws = [drawn() for _ in range(60)]
-    distances = torch.tensor([number_format._scores(draw, reference)[0] for draw in draws])
-    noises = torch.tensor([number_format._noise(draw, reference, 128)[0] for draw in draws])
+    distances = torch.tensor([number_format.scores_of(draw, reference)[0] for draw in draws])
+    noises = torch.tensor([number_format.noise_of(draw, reference, 128)[0] for draw in draws])
     assert noises.mean().item() == pytest.approx(distances.std().item(), rel=0.5)
-    quarter = number_format._noise(draws[0], reference, 4 * 128)[0]
+    quarter = number_format.noise_of(draws[0], reference, 4 * 128)[0]
     assert quarter == pytest.approx(noises[0].item() / 2)
 
 
@@ -198,7 +198,6 @@ def test_on_a_cpu_auto_is_float32_without_cost(digits: Images, config: Any) -> N
     count = len(calls)
     assert scores == named(counting, OneStep())
     assert len(calls) == 2 * count
-    assert judged.choice is None
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have it")

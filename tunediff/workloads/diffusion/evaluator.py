@@ -37,9 +37,6 @@ class Evaluator:
     All ranks call it and get the same numbers, which depend on their number by rounding only.
     """
 
-    choice: FormatChoice | None = None
-    """What `evaluation.precision: auto` has measured at the first call; None: nothing."""
-
     def __init__(
         self, data: Data, evaluation: DiffusionEvaluation, images: Images, world: World
     ) -> None:
@@ -71,13 +68,14 @@ class Evaluator:
     ) -> Scores:
         """Return the scores of `evaluation.images` generated images, and the validation loss.
 
-        `predict`: a network in evaluation mode. `evaluation.precision: auto` is decided with the
-        first one.
+        `predict`: a network in evaluation mode, of which the first decides what
+        `evaluation.precision: auto` is, unless `decide` was called.
 
         Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors
         are not finite, and `EvaluationStoppedError` if `should_stop()` was true before the end.
         """
-        precision = self._format = self._format or self._chosen(predict, diffusion)
+        self.decide(predict, diffusion)
+        precision = self._format or "fp32"
         protocol, world = self._protocol, self._world
         count, (turns, _) = (
             protocol.images,
@@ -95,18 +93,22 @@ class Evaluator:
             losses = self._validation(predict, diffusion, precision)
         return {**scores, **losses}
 
-    def _chosen(self, predict: Predict, diffusion: Diffusion) -> Format:
-        """Return the format that `auto` is on this device, decided by rank 0's times."""
+    def decide(self, predict: Predict, diffusion: Diffusion) -> FormatChoice | None:
+        """Decide what `auto` is on this device, by rank 0's times; return what was measured.
+
+        None where nothing is to be measured, or it was before.
+        """
         among = number_formats.formats(self._world.device.type)
-        if len(among) == 1:
-            return among[0]
+        if self._format is not None or len(among) == 1:
+            self._format = self._format or among[0]
+            return None
         draw = functools.partial(self._drawn, predict, diffusion)
         judge, images = self.judge, self._protocol.images
         with torch.no_grad(), evaluation_precision(self._world.device):
             measured = number_format.choose(draw, among, judge.reference, images)
         choice: FormatChoice = self._world.tell(measured)
-        self.choice = choice
-        return choice["precision"]
+        self._format = choice["precision"]
+        return choice
 
     def _drawn(self, predict: Predict, diffusion: Diffusion, precision: Format) -> Drawn:
         """Draw and judge the first images in a format, the same on all ranks; time it."""

@@ -102,10 +102,9 @@ def add_evaluation(
         predict = trial.captured(model)
 
         def judged() -> dict[str, object]:
-            undecided = evaluator.choice is None
+            if (choice := evaluator.decide(predict, process)) is not None:
+                trial.about(evaluation_format=choice)
             scores = evaluator(predict, process, should_stop=trial.should_stop)
-            if undecided and evaluator.choice is not None:
-                trial.about(evaluation_format=evaluator.choice)
             trial.show("samples", evaluator.judge.last_images)
             return {**scores}
 
