@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests import searches
-from tunediff import mcp, search_space
+from tunediff import mcp
 from tunediff.config import ConfigError
-from tunediff.core.lock import alone, identity
+from tunediff.core.lock import alone
 
 # Imported where it is used: every worker of pytest reads this file, and one of them runs it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs mcp")
@@ -57,10 +57,13 @@ def server(tmp_path, monkeypatch):
     return mcp.serve(tmp_path / "results")
 
 
+MINE = ["search", "mine.py", "lr=0.01", "--trials", "4", "--budget", "5s"]
+
+
 def test_mcp_starts_only_what_a_dry_run_has_priced(server, tmp_path):
     async def body(call):
         refused = await call("start", token="made up")
-        planned = await call("dry_run_search", search="mine.py", knobs=["lr=0.01"], trials=4, budget="5s")
+        planned = await call("dry_run", words=MINE)
         started = await call("start", token=planned["token"])
         again = await call("start", token=planned["token"])
         while (status := await call("status", name=started["name"]))["running"]:
@@ -69,11 +72,10 @@ def test_mcp_starts_only_what_a_dry_run_has_priced(server, tmp_path):
 
     refused, planned, started, again, status = session(body, server)
     assert "token: 'made up' is not allowed" in refused
-    storage = str(tmp_path / "results")
-    options = ["--trials=4", "--budget=5s"]
+    storage = f"--storage={tmp_path / 'results'}"
     assert planned["command"] == "search"
-    assert planned["words"] == [*options, f"--storage={storage}", "--dry-run", "--json", "--", "mine.py", "lr=0.01"]
-    ran = [*options, f"--name={started['name']}", f"--storage={storage}", "--json", "--", "mine.py", "lr=0.01"]
+    assert planned["words"] == ["--json", *MINE[1:], storage, "--dry-run"]
+    ran = [*MINE[1:], f"--name={started['name']}", storage, "--json"]
     assert status["latest"] == [f"the last words: {' '.join(ran)}"], "the JSON is what result returns"
     assert status["exit_code"] == 0
     assert "is not allowed" in again, "a token starts one search"
@@ -81,7 +83,8 @@ def test_mcp_starts_only_what_a_dry_run_has_priced(server, tmp_path):
 
 def test_mcp_runs_one_at_a_time_and_stops_it(server):
     async def body(call):
-        first, second = [(await call("dry_run_comparison", a="slow", b_knobs=["lr=1"]))["token"] for _ in range(2)]
+        slow = ["compare", "slow", "lr=1"]
+        first, second = [(await call("dry_run", words=slow))["token"] for _ in range(2)]
         started = await call("start", token=first)
         return started, await call("start", token=second), await call("stop", name=started["name"])
 
@@ -94,41 +97,10 @@ def test_mcp_starts_nothing_beside_a_search_that_runs_in_a_shell(server, tmp_pat
     (tmp_path / "results" / "earlier").mkdir(parents=True)
 
     async def body(call):
-        return await call("start", token=(await call("dry_run_search"))["token"])
+        return await call("start", token=(await call("dry_run", words=MINE))["token"])
 
     with alone(tmp_path / "results" / "earlier"):
         assert "earlier is running" in session(body, server)
-
-
-def test_mcp_knows_what_another_server_has_started_before_it_has_a_folder(server, tmp_path):
-    first, second = (mcp.Server(tmp_path / "results") for _ in range(2))
-    name = first.start(first.dry_run_search("slow")["token"])["name"]
-    try:
-        assert second.status(name)["running"]
-        with pytest.raises(ConfigError, match=f"{name} is running"):
-            second.start(second.dry_run_search()["token"])
-        with pytest.raises(ConfigError, match=f"{name}: has not begun"):
-            second.result(name)
-    finally:
-        first.stop(name)
-    assert not second.status(name)["running"]
-
-
-@pytest.mark.parametrize("lock", [True, False])
-def test_mcp_takes_a_search_of_another_host_without_a_lock_for_ended(tmp_path, lock):
-    (tmp_path / "night").mkdir()
-    (tmp_path / ".night.process").write_text("another-host 1 1.0")
-    if lock:
-        (tmp_path / "night/.lock").touch()  # an end empties it
-    assert not mcp.Server(tmp_path).status("night")["running"]
-
-
-def test_mcp_takes_a_search_for_ended_whose_server_has_not_asked_for_its_exit_code(tmp_path):
-    (tmp_path / "night").mkdir()
-    with subprocess.Popen(["true"]) as search:
-        os.waitid(os.P_PID, search.pid, os.WEXITED | os.WNOWAIT)
-        (tmp_path / ".night.process").write_text(identity(search.pid))
-        assert not mcp.Server(tmp_path).status("night")["running"]
 
 
 def test_mcp_stops_no_process_of_this_machine_for_a_search_of_another_one(server, tmp_path):
@@ -140,29 +112,6 @@ def test_mcp_stops_no_process_of_this_machine_for_a_search_of_another_one(server
         unrelated.kill()
     assert f"night runs in process {unrelated.pid} on another-host; stop it there" in refused
     assert alive
-
-
-def test_mcp_comparison_without_b_keeps_the_knobs_of_a(tmp_path, server):
-    planned = mcp.Server(tmp_path / "results").dry_run_comparison("digits", None, ["seed=3"], ["ema.half_life=0.1"])
-    assert planned["words"][-5:] == ["digits", "seed=3", "digits", "seed=3", "ema.half_life=0.1"]
-
-
-def test_mcp_plans_and_starts_a_search_of_a_command(tmp_path, monkeypatch, server):
-    monkeypatch.chdir(tmp_path)
-    space = {"lr": {"low": 0.1, "high": 10.0, "log": True}}
-    told = {"command": "python train.py --lr {lr} --seed {seed}", "objective": "loss", "budget": "9s", "trials": 4}
-
-    async def body(call):
-        planned = await call("dry_run_command_search", **told, baseline={"lr": 1.0}, search=space, confirm=0)
-        return planned, await call("start", token=planned["token"])
-
-    planned, started = session(body, server)
-    assert started["name"].startswith("search-")
-    *options, path = planned["words"]
-    assert "--confirm=0" in options
-    parsed = search_space.parse(search_space.read(Path(path)), path, tmp_path)
-    assert [dimension.name for dimension in parsed.dimensions] == ["lr"]
-    assert (parsed.budget.per_trial_s, parsed.budget.trials, parsed.metric) == (9.0, 4, "loss")
 
 
 def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, monkeypatch, capfd):
@@ -183,21 +132,16 @@ def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, monkeypa
 def test_mcp_ends_a_command_that_does_not_answer(server, tmp_path, monkeypatch):
     monkeypatch.setattr(mcp, "ANSWER_S", 0.05)
     with pytest.raises(ConfigError, match=r"search: no answer within 0\.05 s"):
-        mcp.Server(tmp_path / "results").dry_run_search("hangs")
+        mcp.Server(tmp_path / "results").dry_run(["search", "hangs"])
 
 
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
-        (
-            "dry_run_comparison",
-            {"a": "digits", "a_knobs": ["seed=3"]},
-            "b: None is not allowed; allowed: a configuration",
-        ),
-        ("dry_run_comparison", {"a": "digits", "b_knobs": ["--comment=x"]}, "knobs: '--comment=x' is not allowed"),
-        ("dry_run_search", {"knobs": ["--force"]}, "knobs: '--force' is not allowed; allowed: knob=value"),
-        ("dry_run_search", {"search": "--storage=x"}, "knobs: '--storage=x' is not allowed"),
-        ("dry_run_search", {"search": "bad"}, "Error executing tool dry_run_search: bad: is not allowed"),
+        ("dry_run", {"words": ["train", "digits"]}, "words: 'train' is not allowed; allowed: search or compare"),
+        ("dry_run", {"words": ["search", "--force"]}, "words: '--force' is not allowed"),
+        ("dry_run", {"words": ["search", "--stor=x"]}, "words: '--stor=x' is not allowed"),
+        ("dry_run", {"words": ["search", "bad"]}, "Error executing tool dry_run: bad: is not allowed"),
         ("status", {"name": "none"}, "name: 'none' is not allowed; allowed: the name of a search or comparison"),
         ("result", {"name": "../x"}, "name: '../x' is not allowed; allowed: the name of a search or comparison"),
     ],
@@ -225,10 +169,10 @@ def test_an_agent_finishes_by_tools_alone(tmp_path, monkeypatch):
 
         doctor = await call("doctor")
         knobs = await call("knobs", workload="mine.py", prefix="lr")
-        planned = await call("dry_run_search", search="mine.py", trials=2, budget="1s", confirm=0)
+        planned = await call("dry_run", words="search mine.py --trials 2 --budget 1s --confirm 0".split())
         name, found = await finished(planned["token"])
         best = await call("export", name=name, path=str(tmp_path / "best.yaml"))
-        pairs = await call("dry_run_comparison", a="mine.py", b_knobs=["lr=0.03"], budget="1s", pairs=3)
+        pairs = await call("dry_run", words="compare mine.py lr=0.03 --budget 1s --pairs 3".split())
         _, compared = await finished(pairs["token"])
         return doctor, knobs, planned, found, best, compared
 
