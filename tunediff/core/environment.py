@@ -177,9 +177,8 @@ def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
 
 
 def _words(environment: Mapping[str, Any], name: str) -> list[str]:
-    """Return a list of a recorded environment, which may be old or damaged, as strings."""
-    value = environment.get(name)
-    return [str(item) for item in value] if isinstance(value, list) else []
+    """Return a list of a recorded environment as strings; [] where nothing is known."""
+    return [str(item) for item in environment.get(name, ())]
 
 
 def _cpu() -> tuple[str, list[str]]:

@@ -90,16 +90,13 @@ class End:
 
     @classmethod
     def of(cls, line: Line) -> End:
-        """Return the end that a journal's line describes; keys of newer versions are ignored."""
+        """Return the end that a journal's line describes."""
         return cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
 
     @property
     def line(self) -> Line:
-        """Return the values for a journal; `process_died`, unknown to old versions, if true."""
-        values = dict(vars(self))
-        if not self.process_died:
-            del values["process_died"]
-        return values
+        """Return the values for a journal."""
+        return dict(vars(self))
 
 
 @dataclasses.dataclass
