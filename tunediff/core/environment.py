@@ -164,14 +164,14 @@ def differences(
 
 def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
     """Return the facts that comparable measurements share, by their name in messages."""
-    versions, facts = environment.get("versions"), dict[str, Any]()
+    facts = dict[str, Any]()
     if (trained_on := environment.get("device")) is not None:  # unknown where a caller trains
         facts["trained on"] = "a CPU" if trained_on == "cpu" else "a GPU"
     facts["CPU"], facts["CPU cores"] = environment.get("cpu"), environment.get("usable_cores")
     facts["instruction sets"] = " ".join(_words(environment, "cpu_features"))
     if device != "cpu":
         facts["GPU"] = "; ".join(sorted(set(_words(environment, "gpus"))))
-    facts["torch"] = versions.get("torch") if isinstance(versions, dict) else None
+    facts["torch"] = environment.get("versions", {}).get("torch")
     facts["tunediff's code"] = environment.get("code")
     return {fact: str(value or "unknown") for fact, value in facts.items()}
 
