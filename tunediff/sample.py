@@ -121,7 +121,7 @@ def _draw(
 
     from tunediff.evaluation.generation import SampleRequest, shares
 
-    n, device = args.images, _device(args.device) if args.device is not None else world.device
+    n, device = args.images, device_of(args.device) if args.device is not None else world.device
     network = model.network(device)
     parts: list[tuple[int, Tensor]] = []
     is_folder = args.out is not None and not args.out.suffix
@@ -143,7 +143,7 @@ def _draw(
     return torch.cat([images for _, images in of_all]), seconds
 
 
-def _device(name: str) -> Any:
+def device_of(name: str) -> Any:
     """Return the device of this name. Raises `ConfigError` for a GPU that is not there."""
     import torch
 
