@@ -1,20 +1,21 @@
-"""The flagship's step on a GPU, in nine minutes: `python -m benchmarks.gpu_step [OUT] [--minutes 9] [--dry]`.
+"""The flagship's step on a GPU, in nine minutes: `python -m benchmarks.gpu_step [OUT] [--data ZIP] [--dry]`.
 
 Prints a row of JSON for each measurement as it comes, and keeps them in OUT/rows.jsonl
 (ray_results/reference/gpu-step). Each part is a process of its own with a limit of seconds, in this order and only
 while there is time for it; what fails or has no time is a row too. `--only PART …` takes some of them, to go on later.
 
 - `ceilings`: matrix products and a copy, which the shares are of;
-- `step-128`, `step-1024`, `step-32`, `step-512`: real trainings of the flagship, captured and eager, fused and plain
-  norm, TF32 and bf16 (goals on an H200: 6,500 images/s and at most 4 GiB at 128, 8,000 with the best batch);
 - `evaluation`: 1,000 images in 20 steps as a trial pays them, by number format, with and without capture (1.5 s), and
   one forward pass of it;
-- `examples`: examples/classifier.py and a small GPT, captured and eager (1.5 times as fast at least);
-- `operation`: `fused_norm` by shape, forward and backward, beside torch's GroupNorm and SiLU, in GB/s;
+- `search`: three trials of 10 s of the flagship on the CIFAR-10 of --data, or of digits, to a confirmed verdict,
+  and the seconds from the command to the first trained step (20);
 - `peers`: benchmarks.peers with diffusers, as it comes, with our switches and compiled (3 times as fast as compiled);
-- `search`: four trials with a confirmed verdict, and the seconds from the command to the first trained step (20);
-- `tests`: those marked `gpu` that are about capture and the norm; `start`: imports and the CUDA context;
-- `compiled`: the captured step of torch.compile.
+- `compiled`: the captured step of torch.compile;
+- `examples`: examples/classifier.py and a small GPT, captured and eager (1.5 times as fast at least);
+- `step-128`, `step-1024`, `step-32`, `step-512`: real trainings of the flagship, captured and eager, fused and plain
+  norm, TF32 and bf16 (goals on an H200: 5,000 images/s and at most 4 GiB at 128, 7,000 with the best batch);
+- `operation`: `fused_norm` by shape, forward and backward, beside torch's GroupNorm and SiLU, in GB/s;
+- `tests`: those marked `gpu` that are about capture and the norm; `start`: imports and the CUDA context.
 
 --dry runs all of it on a CPU with tiny sizes, steps recorded instead of captured.
 """
@@ -35,12 +36,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor
 
+from tests.recorded_step import RecordedStep
 from tunediff import config as cfg
 from tunediff.config import Systems
 from tunediff.core import trial_record as record
@@ -49,7 +51,7 @@ from tunediff.core.point import Point
 from tunediff.data.images import Images
 from tunediff.distributed import alone
 from tunediff.training.capture.captured_call import captured
-from tunediff.training.capture.graph import CudaStepGraph, MakeGraph, RecordedStep, use_side_stream
+from tunediff.training.capture.graph import CudaStepGraph, MakeGraph, use_side_stream
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import evaluation_precision, float32_formats
@@ -82,8 +84,8 @@ KINDS: dict[str, tuple[dict[str, Any], bool]] = {
 class Bench:
     """Rows, the time that is left, and the sizes."""
 
-    def __init__(self, out: Path, end: float, dry: bool, first: int = 0) -> None:
-        self.out, self.dry, self.first = out, dry, first
+    def __init__(self, out: Path, end: float, dry: bool, first: int = 0, data: str = "") -> None:
+        self.out, self.dry, self.first, self.data = out, dry, first, data
         self.device = torch.device("cpu" if dry else "cuda")
         self.end = end  # by the clock of all processes
         out.mkdir(parents=True, exist_ok=True)
@@ -236,6 +238,17 @@ def usable(bench: Bench) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, function: Callable[..., object]) -> Iterator[None]:
+    """Put a plain function in the place of another: a mock would keep the tensors of every call."""
+    before = getattr(owner, name)
+    setattr(owner, name, function)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
 def train(bench: Bench, what: str, config: Systems, fused: bool = True, **about: Any) -> float:
     """Train for three seconds and write a row; return samples per second."""
     observer, images = Facts(), None
@@ -244,10 +257,10 @@ def train(bench: Bench, what: str, config: Systems, fused: bool = True, **about:
     with contextlib.ExitStack() as stack:
         if what != "example":
             images = random_images(bench, config)
-            stack.enter_context(mock.patch.object(workload.data, "load", return_value=images))
-            stack.enter_context(mock.patch.object(Trial, "about"))
+            stack.enter_context(replaced(workload.data, "load", lambda *_: images))
+            stack.enter_context(replaced(Trial, "about", lambda *_, **facts: None))
         if not fused:
-            stack.enter_context(mock.patch.object(unet_blocks, "fused_norm", return_value=None))
+            stack.enter_context(replaced(unet_blocks, "fused_norm", lambda feature_map: None))
         run_training(Engine(config, budget, alone(), observer, program, evaluates=False))
     point = observer.points[-1]
     bench.row(
@@ -353,9 +366,12 @@ def start(bench: Bench) -> None:
 
 
 def command(bench: Bench, what: str, words: list[str], in_dry: list[str]) -> None:
-    """Run a command of the project and keep the end of what it prints."""
+    """Run a command of the project and keep the end of what it prints. `in_dry`: more words then."""
     limit = bench.left_s - 3
-    words, begin = [sys.executable, "-m", *(in_dry if bench.dry else words)], time.monotonic()
+    words, begin = (
+        [sys.executable, "-m", *words, *(in_dry if bench.dry else [])],
+        time.monotonic(),
+    )
     try:
         done = subprocess.run(
             words,
@@ -378,65 +394,51 @@ def command(bench: Bench, what: str, words: list[str], in_dry: list[str]) -> Non
     )
 
 
+def words_of(bench: Bench) -> dict[str, list[str]]:
+    """Return the commands that are parts, as `python -m` takes them."""
+    knobs = [f"{name}={value}" for name, value in TUNED.items()]
+    named = ["--name", "gpu-step", "--storage", str(bench.out.absolute() / "searches")]
+    short = [*named, "--trials", "3", "--budget", "10s", "--confirm", "1"]
+    space = bench.out / "flagship.yaml"
+    if bench.data:
+        flagship = yaml.safe_load((FOLDER.parents[1] / "search_spaces/cifar10.yaml").read_text())
+        space.write_text(
+            yaml.safe_dump(flagship | {"confirm": {"of": 1, "seeds": 3}, "early_stopping": "none"})
+        )
+        judged = ["evaluation.images=1000", "evaluation.steps=20", "evaluation.sampler=ddim"]
+        of_search = [str(space), *short, f"data.path={bench.data}", *judged]
+    else:
+        large = ["model.channels=128", "model.multipliers=[1,2,2]", "memory.channels_last=true"]
+        of_search = ["digits", *short, *large, "compile.capture=auto"]
+    size = ["--config", "cifar10", "--batch", "128", "--rounds", "2", "--steps", "20"]
+    captured_step = ["compile.capture=step", "optimizer.implementation=fused"]
+    return {
+        "tests": ["pytest", "-q", "-m", "gpu", "tests/training/test_gpu.py", "-k", "capture or fused"],
+        "search": ["tunediff.search", *of_search],
+        "peers": ["benchmarks.peers", *size, *knobs, *captured_step, "--peers", "diffusers"],
+    }  # fmt: skip
+
+
 def tests(bench: Bench) -> None:
-    words = ["pytest", "-q", "-m", "gpu", "tests/training/test_gpu.py", "-k", "capture or fused"]
-    command(bench, "tests", words, [*words[:-1], "distance", "--co"])
+    command(bench, "tests", words_of(bench)["tests"], ["--co"])
 
 
 def search(bench: Bench) -> None:
-    name, begun = f"gpu-step-{time.time():.0f}", time.time()
-    words = [
-        "tunediff.search",
-        "digits",
-        "--name",
-        name,
-        "--storage",
-        str(bench.out.absolute() / "searches"),
-    ]
-    large = [
-        "model.channels=128",
-        "model.multipliers=[1,2,2]",
-        "memory.channels_last=true",
-        "compile.capture=step",
-    ]
-    short = ["--trials", "4", "--budget", "5s", "--confirm", "1"]
-    command(
-        bench,
-        "search",
-        [*words, *short, *large],
-        [*words, "--trials", "1", "--budget", "2s", "--confirm", "0"],
-    )
-    events = record.events(bench.out / "searches" / name / "trials" / "t0000")
-    for event in events:
+    begun = time.time()
+    command(bench, "search", words_of(bench)["search"], ["--dry-run"])
+    events = record.events(bench.out / "searches/gpu-step/trials/t0000")
+    for event in () if bench.dry else events:
         if event["event"] == "point":
             after = ("train", "data_wait", "evaluation", "compile")
             trained = event["time"] - sum(event["seconds"].get(part, 0.0) for part in after)
             bench.row("first step", after_s=trained - begun)
             return
-    bench.row("FAILED", of="first step", error="the first trial has no point")
+    if not bench.dry:
+        bench.row("FAILED", of="first step", error="the first trial has no point")
 
 
 def peers(bench: Bench) -> None:
-    words = [
-        "benchmarks.peers",
-        "--config",
-        "cifar10",
-        "--batch",
-        "128",
-        "--rounds",
-        "2",
-        "--steps",
-        "20",
-    ]
-    knobs = [f"{name}={value}" for name, value in TUNED.items()]
-    words += [
-        "--peers",
-        "diffusers",
-        *knobs,
-        "compile.capture=step",
-        "optimizer.implementation=fused",
-    ]
-    command(bench, "peers", words, ["benchmarks.peers", "--help"])
+    command(bench, "peers", words_of(bench)["peers"], ["--help"])
 
 
 @contextlib.contextmanager
@@ -451,18 +453,18 @@ def guarded(bench: Bench, what: str) -> Iterator[None]:
 
 PARTS: dict[str, tuple[Callable[[Bench], None], float, float]] = {
     "ceilings": (ceilings, 10, 40),
+    "evaluation": (evaluation, 20, 70),
+    "search": (search, 60, 300),
+    "peers": (peers, 60, 200),
+    "compiled": (compiled, 100, 200),
+    "examples": (examples, 20, 60),
     "step-128": (functools.partial(step, batch=128), 20, 100),
     "step-1024": (functools.partial(step, batch=1024), 20, 100),
-    "evaluation": (evaluation, 20, 70),
-    "examples": (examples, 20, 60),
     "operation": (operation, 20, 60),
-    "peers": (peers, 60, 200),
-    "search": (search, 60, 130),
     "tests": (tests, 30, 120),
     "step-32": (functools.partial(step, batch=32), 20, 80),
     "step-512": (functools.partial(step, batch=512), 20, 80),
     "start": (start, 20, 60),
-    "compiled": (compiled, 100, 200),
 }
 """By name: the part, the seconds without which it is not begun, and those after which it is ended."""
 
@@ -485,6 +487,7 @@ def run_part(bench: Bench, name: str, first: int = 0) -> None:
         str(first),
     ]
     words += ["--end", str(time.monotonic() + limit_s), *(["--dry"] if bench.dry else [])]
+    words += ["--data", bench.data] if bench.data else []
     try:
         code = subprocess.run(words, timeout=limit_s).returncode
     except subprocess.TimeoutExpired:
@@ -501,13 +504,14 @@ def main() -> None:
     parser.add_argument("out", nargs="?", type=Path, default=Path("ray_results/reference/gpu-step"))
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--dry", action="store_true")
+    parser.add_argument("--data", default="", help="CIFAR-10, as data.path takes it")
     parser.add_argument("--only", nargs="*", choices=PARTS, default=list(PARTS))
     parser.add_argument("--part", choices=PARTS, help=argparse.SUPPRESS)  # in this process
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--end", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     end = options.end or time.monotonic() + 60 * options.minutes
-    bench = Bench(options.out, end, options.dry, options.first)
+    bench = Bench(options.out, end, options.dry, options.first, options.data)
     if options.part is not None:
         if not options.dry:
             use_side_stream(bench.device)

@@ -160,8 +160,8 @@ def configuration(path: Path, words: list[str]) -> Systems:
     return cfg.named(path, words)
 
 
-def arguments() -> argparse.Namespace:
-    """Parse the command line."""
+def arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line, or other words."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -189,7 +189,7 @@ def arguments() -> argparse.Namespace:
         "--peers", nargs="+", choices=PACKAGES, default=PACKAGES, help="only these (default: both)"
     )
     parser.add_argument("--out", type=Path, help="file for the numbers with hardware and versions")
-    args: argparse.Namespace = parser.parse_args()
+    args: argparse.Namespace = parser.parse_args(words)
     if not 1 <= args.rounds <= 99 or args.steps < 1:
         parser.error("--rounds goes from 1 to 99, --steps from 1")
     return args
