@@ -14,8 +14,8 @@ from tunediff.analysis import confirmation, confirming_runs, evaluating, evidenc
 from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
-from tunediff.report import context, headline, page, summary
-from tunediff.report.verdicts import comparison_table, conclusions, confirmation_table, sentences
+from tunediff.report import context, headline, summary
+from tunediff.report.verdicts import confirmation_table, sentences
 from tunediff.report.words import plain_table
 from tunediff.tuning import confirming, experiment, resources, sessions
 
@@ -416,53 +416,6 @@ def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
     assert "The best finalist in the search was loader.batch_size=64. " in sentences(told)[1]
 
 
-def test_runs_of_longer_budgets_are_the_same_with_more_seconds(tmp_path):
-    found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0), confirm={"of": 1, "budgets": ["1x", "3x"]})
-    folder, wanted = confirming.prepare(found)
-    ((place, longer),) = confirming.longer(found, folder)
-    assert place == folder / "3x"
-    assert (longer.budget.per_trial_s, longer.seeds) == (60.0, 3)
-    assert longer.budget.trial_deadline_s == wanted.budget.trial_deadline_s + 4 * 40.0
-    assert longer.candidates == wanted.candidates[:6]
-    assert confirming.longer(found, folder)[0][1].candidates == longer.candidates  # as --resume finds it
-    assert confirming.pending(found.folder, found.space)
-    write_trials(folder, wanted, lambda size, seed: {64: 1.0}.get(size, 2.0) * noise(size, seed))
-    assert confirming.pending(found.folder, found.space), "the longer ones are still to run"
-    assert confirmation.longer_budgets(analysis.read(folder), analysis.read) == []
-    write_trials(place, longer, lambda size, seed: {64: 0.8}.get(size, 1.5) * noise(size, seed))
-    assert not confirming.pending(found.folder, found.space)
-    (compared,) = confirmation.longer_budgets(analysis.read(folder), analysis.read)
-    assert compared.results.space.budget.per_trial_s == 60.0
-    assert [len(group.done) for group in compared.groups] == [3, 3]
-    (finalist,) = compared.rivals
-    assert finalist.difference.verdict == statistics.BETTER
-    assert finalist.difference.estimate == pytest.approx(0.8 / 1.5, rel=0.1)
-    assert compared.speedup(finalist).mean > 1
-
-    printed = "\n".join(summary.lines(evidence.read(found))).replace("\xa0", " ")
-    assert "With 1 min:\n" in printed
-    assert "Better than the baseline: loader.batch_size=64." in printed
-    (longer,) = summary.as_json(evidence.read(found))["longer_budgets"]
-    assert (longer["budget_s"], [row["verdict"] for row in longer["rows"]]) == (60.0, ["baseline", "better"])
-    page.write_all(context.read(found.folder), tmp_path)
-    assert "With longer budgets" in (tmp_path / page.PAGE).read_text()
-
-
-def test_longer_budgets_are_compared_by_their_final_evaluation(tmp_path):
-    """By the search's own protocol 64 is better, at full protocol 256 is."""
-    confirm = {"of": 2, "seeds": 3, "budgets": ["1x", "3x"], "final": {"evaluation.images": 5000}}
-    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0), confirm=confirm)
-    folder, _ = confirming.prepare(found)
-    ((place, longer),) = confirming.longer(found, folder)
-    cheap = lambda size, seed: {64: 1.0, 256: 2.5}.get(size, 2.0) * noise(size, seed, 0.01)  # noqa: E731
-    full = lambda size, seed: {64: 2.5, 256: 1.2}.get(size, 2.0) * noise(size, seed, 0.01)  # noqa: E731
-    write_trials(place, longer, cheap, full)
-    (compared,) = confirmation.longer_budgets(analysis.read(folder), analysis.read)
-    assert (compared.metric, compared.label) == ("final_frechet", "FD (classifier)")
-    assert "Better than the baseline: loader.batch_size=256." in conclusions(compared)
-    assert comparison_table(compared)[3][3].startswith("1.2")
-
-
 # ------------------------------------------------------------------------------------------------------ files, command
 def test_a_finished_search_with_its_confirmation_is_told_again(tmp_path, capsys):
     found = searched(tmp_path, lambda size, seed: {64: 1.2}.get(size, 2.0))
@@ -499,16 +452,11 @@ def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
         ({"confirm": 3}, "confirm: needs `key: value` lines"),
         ({"confirm": {"of": 0}}, "confirm: of: 0 is not allowed; allowed: a whole number of at least 1"),
         ({"confirm": {"seeds": 1}}, "confirm: seeds: 1 is not allowed; allowed: a whole number of at least 2"),
-        ({"confirm": {"top": 3}}, "confirm: top: no such key; allowed: of, seeds, budgets, parallel, final"),
+        ({"confirm": {"top": 3}}, "confirm: top: no such key; allowed: of, seeds, parallel, final"),
         ({"confirm": {"final": {"loader.workers": 2}}}, "final: loader.workers: is not allowed; allowed: evaluation"),
         ({"confirm": {"final": {"evaluation.extractor": "inception"}}}, "evaluation.extractor: is not allowed"),
         ({"confirm": {"final": {"evaluation.images": 2}}}, "evaluation.images: 2 is not allowed"),
         ({"confirm": {}, "seeds": 3}, "confirm: belongs to searches of one seed"),
-        ({"confirm": {"budgets": ["1x", "17x"]}}, "budgets[1]: '17x' is not allowed; allowed: 1x, 2x, … 16x, rising"),
-        ({"confirm": {"budgets": []}}, "confirm: budgets: [] is not allowed; allowed: rising ones, the first 1x"),
-        ({"confirm": {"budgets": ["2x"]}}, "confirm: budgets: [2] is not allowed; allowed: rising ones, the first 1x"),
-        ({"confirm": {"budgets": ["1x", "4x", "4x"]}}, "allowed: rising ones, the first 1x, e.g. [1x, 4x]"),
-        ({"confirm": {"budgets": ["1x", "4x"]}, "objective": "samples_per_s"}, "has no curve that goes on"),
         ({"alone": 1}, "alone: 1 is not allowed; allowed: true or false"),
         (
             {"confirm": {"final": {"evaluation.images": 100}}, "objective": "samples_per_s"},

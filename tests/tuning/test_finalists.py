@@ -8,18 +8,16 @@ import pytest
 from tests.tuning.test_search import HELPER, WAITS
 from tunediff import compare
 from tunediff.core import trial_record as record
-from tunediff.search_space.model import LONGER_SEEDS
 
 
 @pytest.mark.nightly
 @pytest.mark.cluster
-@pytest.mark.parametrize("budgets", [["1x"], ["1x", "2x"]], ids=len)
-def test_finalists_run_again_in_the_cluster_of_their_search_or_in_none(search, budgets):
+def test_finalists_run_again_in_the_cluster_of_their_search_or_in_none(search):
     """What comes after a search needs no new cluster; interrupted, it goes on where it was, without Ray."""
     budget = {"per_trial": "1s", "trials": 2}
     space_, first = {"optimizer.lr": [1e-5, 3e-3]}, [{"optimizer.lr": 3e-3}]
     one = search("again", budget=budget, search=space_, first=first, baseline={"optimizer.lr": 1e-5},
-                 confirm={"of": 1, "seeds": 2, "budgets": budgets})  # fmt: skip
+                 confirm={"of": 1, "seeds": 2})  # fmt: skip
     one.start(str(one.file), "--name", "again")
     runs = one.folder / "confirm"
 
@@ -31,15 +29,12 @@ def test_finalists_run_again_in_the_cluster_of_their_search_or_in_none(search, b
     first_run = (runs / "trials" / "t0000" / "journal.jsonl").read_bytes()
     one.run("--resume", "again")
     assert (runs / "trials" / "t0000" / "journal.jsonl").read_bytes() == first_run
-    short, long = (record.read_trials(folder) for folder in (runs, runs / "2x"))
+    short = record.read_trials(runs)
     assert [(run.status, run.config["seed"]) for run in short] == [("ok", 1000 + i // 2) for i in range(4)]
-    assert [run.budget_s for run in long] == [2.0] * 2 * LONGER_SEEDS * (len(budgets) - 1)
-    assert all(run.points[-1]["train_s"] >= 2.0 for run in long)
     started = sorted(short, key=lambda run: run.started)
     assert [run.name for run in started] == ["t0000", "t0001", "t0003", "t0002"]
     assert "confirmed: " in one.log
     assert one.log.count("dashboard http") == 1, "Ray has started again"
-    assert ("With 2 s:" in one.log.replace("\xa0", " ")) == (len(budgets) > 1)
 
 
 @pytest.mark.training

@@ -186,17 +186,6 @@ def confirm(search: Results, runs: Results) -> Confirmation:
     return Confirmation(search, compared.judged(test.differences, test.ratios), test)
 
 
-def longer_budgets(runs: Results, read: Callable[[Path], Results]) -> list[Comparison]:
-    """Return the finalists' comparisons at longer budgets that have results, shortest first.
-
-    `runs`: the confirming runs, whose folder contains longer ones (4x); `read` reads one.
-    """
-    paths = [path.parent for path in runs.folder.glob("*x/search.yaml")]
-    paths.sort(key=lambda path: int(path.name.removesuffix("x")))
-    compared = [_compare(read(path)) for path in paths]
-    return [comparison for comparison in compared if any(group.done for group in comparison.groups)]
-
-
 def read(results: Results) -> Confirmation | None:
     """Read the confirmation of a search that counts, see `counting`; None if there is none."""
     if results.space.confirm is None or (chosen := latest(results)) is None:

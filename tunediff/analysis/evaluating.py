@@ -69,11 +69,10 @@ class Cost:
     def confirming_s(self) -> float:
         """Return the seconds of all confirming runs that there may be, without a limit."""
         more = self.judging_s + (self.confirming_final_s or 0.0) + self.run_s
-        longest = self.space.longest_s / self.space.budget.per_trial_s
         candidates, count = self.space.finalists + 1, self.confirming_at_once
         # A round is at the same time where there are devices for all of its runs
         used = count // candidates * candidates if count >= candidates else count
-        return sum(runs * (longest * each_s + more) / used for runs, each_s in self.space.again)
+        return self.space.most_confirming_runs * (self.space.longest_s + more) / used
 
     def within_limit(self, slots: int) -> tuple[float, float]:
         """Return the trials that each of `slots` slots runs, and the seconds of confirming runs.

@@ -189,26 +189,25 @@ def _confirming_backend(
 def _run_again(
     folder: Path, options: SearchOptions, backend: Backend, display: Display, listeners: Listeners
 ) -> None:
-    """Run finalists and baseline on new seeds until it is decided; then longer budgets."""
+    """Run finalists and baseline on new seeds until it is decided."""
     is_here = options.address is None
     prepared = confirming.prepare(results := analysis.read(folder), is_here)
     assert prepared is not None
-    first, again = prepared
-    run_devices = confirming.run_devices(again, options.address)
+    place, space = prepared
+    run_devices = confirming.run_devices(space, options.address)
     why = confirming.of_finalists(results, is_here)[1]
-    for place, space in [prepared, *confirming.longer(results, first)]:
-        if not confirming.left(results, place, space):
-            continue
-        repeat_lost(place)
-        with display(place, space) as shown, listeners.with_listeners(shown):
-            listeners.speak_through(shown.say)
-            log_exceptions("what is confirmed", _announce, shown, space is not again)
-            if why and not run_devices:
-                shown.say(f"one confirming run at a time: {why}")
-            tell = functools.partial(_tell, shown)
-            confirming.run(results, place, space, backend, listeners, tell)
-            if not confirming.over(results, place):
-                shown.say(_no_time(results.folder, results.space))
+    if not confirming.left(results, place, space):
+        return
+    repeat_lost(place)
+    with display(place, space) as shown, listeners.with_listeners(shown):
+        listeners.speak_through(shown.say)
+        log_exceptions("what is confirmed", _announce, shown)
+        if why and not run_devices:
+            shown.say(f"one confirming run at a time: {why}")
+        tell = functools.partial(_tell, shown)
+        confirming.run(results, place, space, backend, listeners, tell)
+        if not confirming.over(results, place):
+            shown.say(_no_time(results.folder, results.space))
 
 
 def _no_time(folder: Path, space: SearchSpace) -> str:
@@ -219,14 +218,11 @@ def _no_time(folder: Path, space: SearchSpace) -> str:
     return f"no further confirming runs: {why}; to go on: {more}"
 
 
-def _announce(console: Console, longer: bool) -> None:
-    """Say what begins: the confirming runs, or those with longer budgets."""
+def _announce(console: Console) -> None:
+    """Say that the confirming runs begin."""
     space = console.space
     many = pluralize(len(space.candidates) // space.seeds - 1, "finalist")
     seeds = f"up to {pluralize(space.seeds, 'new seed')} each, fewer if it is decided before"
-    if longer:
-        each = f"{text.seconds(space.budget.per_trial_s)} of {space.budget.clock.what}"
-        seeds = f"{each}, {pluralize(space.seeds, 'seed')} each"
     if space.at_once > 1:
         seeds += f"; {space.at_once} runs at the same time"
     console.say(f"confirming: {many} and the baseline, {seeds}")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tunediff.analysis import Results, effects, journals
 from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation, counting, longer_budgets
+from tunediff.analysis.confirmation import Confirmation, counting
 from tunediff.analysis.confirming_runs import folder_within, latest
 from tunediff.analysis.effects import Effect
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
@@ -89,9 +89,7 @@ class ReportContext:
     confirming: str
     """Sentence about confirming runs that are incomplete or unreadable, or ''."""
     confirming_results: list[Results]
-    """Results of every folder of confirming runs, also of those with longer budgets."""
-    longer: list[Comparison]
-    """One comparison of the finalists for each longer budget."""
+    """Results of every folder of confirming runs, one confirmation each."""
     effects: list[Effect]
     quality: Importance | None
     """Importance of the knobs for the objective; None: it is speed, or trials are too few."""
@@ -187,10 +185,6 @@ def read(
         """A configuration that fails on a seed has no value, whatever its other runs reached."""
         return None if results.outcome_of(trial).failures else trial.value(results.metric)
 
-    longer = list[Comparison]()
-    if confirmation is not None:
-        with contextlib.suppress(ConfigError):  # removed or damaged since
-            longer = longer_budgets(confirmation.compared.results, _read_results)
     return ReportContext(
         results=results,
         unreadable=unreadable,
@@ -198,7 +192,6 @@ def read(
         evidence=evidence,
         confirming=confirming,
         confirming_results=list(_readable(confirming_folders(folder))),
-        longer=longer,
         effects=effects.effects(results),
         quality=None if results.by_rate else importance(results, quality, results.ratios),
         throughput=importance(results, rate),

@@ -27,7 +27,6 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
     ("seeds", "All configurations over their seeds", seeds.seeds),
     ("study", "The study", trials.study),
     ("curves", "{label} against {seconds}: all trials", curves.curves),
-    ("longer", "With longer budgets", seeds.longer),
     ("why", "{why}", why.why),
     ("samples", "Samples", won.samples),
     ("importance", "Knob importance", knobs.importance),

@@ -96,7 +96,7 @@ def _runs(space: SearchSpace) -> dict[str, Any]:
         "training_s_per_trial": space.longest_s,
         "seeds": space.seeds,
         "baseline_runs": space.noise,
-        "confirming_runs": [{"runs": runs, "budget_s": each_s} for runs, each_s in space.again],
+        "confirming_runs": space.most_confirming_runs,
     }
 
 
@@ -127,7 +127,7 @@ def _disk_mib(space: SearchSpace, parameters: int, trials: int, slots: int) -> f
     A running trial also has a checkpoint (weights, averages and two moments of the optimizer), and
     two of them while it replaces the old one.
     """
-    stored_runs = trials + sum(runs for runs, _ in space.again)
+    stored_runs = trials + space.most_confirming_runs
     return 4 * parameters * (stored_runs + 2 * 4 * slots) / 2**20 if space.evaluates else 0.0
 
 
@@ -166,8 +166,7 @@ def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> 
     # Devices share a budget in device-seconds; any other budget holds for each of them.
     budget = space.budget
     devices = 1 if budget.unit == "device" else workers
-    confirming_s = sum(runs * each_s for runs, each_s in space.again)
-    seconds = devices * (trials * budget.per_trial_s + confirming_s)
+    seconds = devices * (trials + space.most_confirming_runs) * budget.per_trial_s
     if budget.total_s is not None:
         seconds = min(seconds, devices * slots * budget.total_s)
     return seconds / 3600

@@ -19,11 +19,8 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
         f"search: {plan['search']} ({text.pluralize(plan['knobs'], 'knob')}, {points})",
         _trials(plan),
     ]
-    stages = [
-        f"{stage['runs']} × {text.seconds(stage['budget_s'])}" for stage in plan["confirming_runs"]
-    ]
-    if stages:
-        runs = f"at most {' and '.join(stages)} {unit}"
+    if most := plan["confirming_runs"]:
+        runs = f"at most {most} × {text.seconds(plan['budget_s'])} {unit}"
         if (count := plan["confirming_at_once"]) > 1:
             runs += f", {count} at once"
         output.append(f"confirming: {runs}; it ends when it is decided")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import Results, disturbed
@@ -22,7 +22,6 @@ from tunediff.core.journal import to_json
 from tunediff.report import verdicts
 from tunediff.report.headline import headline, of_confirmation
 from tunediff.report.search_result import (
-    BudgetResult,
     ConfigurationResult,
     ConfirmationResult,
     NoiseResult,
@@ -40,12 +39,10 @@ def search(
     evidence: Evidence,
     costs_and_files: Mapping[str, Any],
     studied: StudyTable | None = None,
-    longer: Sequence[Comparison] = (),
 ) -> SearchResult:
     """Return the result of a search.
 
-    costs_and_files: values of these keys. studied: the table of its study. longer: comparisons of
-    the finalists with longer budgets.
+    costs_and_files: values of these keys. studied: the table of its study.
     """
     results, best, compared = evidence.results, evidence.best, evidence.compared
     statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
@@ -69,14 +66,8 @@ def search(
         conclusions=verdicts.conclusions(compared) if compared is not None else [],
         study_rows=records(studied.frame()) if studied is not None else [],
         pareto_rows=[ParetoResult(**row) for row in pareto(results)],
-        longer_budgets=list(map(_of_budget, longer)),
         **costs_and_files,
     )
-
-
-def _of_budget(comparison: Comparison) -> BudgetResult:
-    budget_s = comparison.results.space.budget.per_trial_s
-    return BudgetResult(budget_s=budget_s, rows=_configurations(comparison))
 
 
 def records(table: pd.DataFrame) -> list[dict[str, Any]]:

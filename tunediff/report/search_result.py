@@ -97,13 +97,6 @@ class ParetoResult(Result):
     versus_baseline: float | None
 
 
-class BudgetResult(Result):
-    """The finalists with a longer budget."""
-
-    budget_s: float
-    rows: list[ConfigurationResult]
-
-
 class ConfirmationResult(Result):
     """Confirming runs of other finalists."""
 
@@ -231,8 +224,6 @@ class SearchResult(Result):
     """of a study: the rows of study.csv"""
     pareto_rows: list[ParetoResult]
     """with two objectives; values are means over the runs of a configuration, as best_value"""
-    longer_budgets: list[BudgetResult]
-    """the finalists with longer budgets"""
 
     wall_s: float
     """from the start of the process to the result, summed over the commands that ran the search"""

@@ -8,7 +8,6 @@ from typing import Any
 from tunediff import analysis
 from tunediff.analysis import Results, statistics
 from tunediff.analysis.comparison import Comparison
-from tunediff.analysis.confirmation import longer_budgets
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.pareto import pareto_table
 from tunediff.core import text
@@ -22,32 +21,24 @@ from tunediff.tuning import sessions
 
 def as_json(evidence: Evidence) -> dict[str, Any]:
     """Return the result of a search as `--json` prints it."""
-    return text.versioned(_result(evidence, _studied(evidence), _longer(evidence)))
+    return text.versioned(_result(evidence, _studied(evidence)))
 
 
-def _result(
-    evidence: Evidence, studied: study_table.StudyTable | None, longer: Sequence[Comparison]
-) -> dict[str, Any]:
+def _result(evidence: Evidence, studied: study_table.StudyTable | None) -> dict[str, Any]:
     folder = evidence.results.folder
     confirming = [analysis.read(runs) for runs in sessions.confirming_folders(folder)]
-    return values(evidence, sessions.all_spent_s(folder), confirming, studied, longer)
+    return values(evidence, sessions.all_spent_s(folder), confirming, studied)
 
 
 def _studied(evidence: Evidence) -> study_table.StudyTable | None:
     return study_table.table(evidence.results) if evidence.results.space.study is not None else None
 
 
-def _longer(evidence: Evidence) -> list[Comparison]:
-    if evidence.confirmation is None:
-        return []
-    return longer_budgets(evidence.confirmation.compared.results, analysis.read)
-
-
 def lines(evidence: Evidence) -> list[str]:
     """Return the result of a search as lines: values, then tables with their conclusions."""
     results, confirmed, width = evidence.results, evidence.confirmation, columns()
-    studied, longer = _studied(evidence), _longer(evidence)
-    output = ["", text.block(_block(_result(evidence, studied, longer), evidence))]
+    studied = _studied(evidence)
+    output = ["", text.block(_block(_result(evidence, studied), evidence))]
     # The verdict of confirming runs stands below their table.
     remarks = [] if confirmed is not None else [headline(evidence)]
     remarks += [verdicts.disturbed_words(evidence), verdicts.unmoved_words(results)]
@@ -71,9 +62,6 @@ def lines(evidence: Evidence) -> list[str]:
     if confirmed is not None:
         table = plain_table(verdicts.confirmation_table(confirmed), width)
         output += ["", table, "", *verdicts.sentences(confirmed)]
-    for compared in longer:
-        budget = words.duration(compared.results.space.budget.per_trial_s)
-        output += comparison(compared, f"With {budget}:")
     if studied is not None:
         output += ["", *filter(None, [studied.study.title]), studied.text(width)]
     return output
@@ -110,14 +98,13 @@ def values(
     wall_s: float,
     confirming: Sequence[Results] = (),
     studied: study_table.StudyTable | None = None,
-    longer: Sequence[Comparison] = (),
 ) -> dict[str, Any]:
     """Return the result of a search as typed values by name: see `result_json.search`.
 
     wall_s: seconds of all its sessions. confirming: their results; all seconds include theirs.
     """
     more = _costs(evidence.results, wall_s, confirming) | _files(evidence)
-    return result_json.search(evidence, more, studied, longer).model_dump()
+    return result_json.search(evidence, more, studied).model_dump()
 
 
 def _costs(results: Results, wall_s: float, confirming: Sequence[Results]) -> dict[str, Any]:

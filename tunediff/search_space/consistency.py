@@ -7,8 +7,8 @@ import math
 from tunediff import config as cfg
 from tunediff.config import Lines, Metric
 from tunediff.config.knobs import refuse
-from tunediff.search_space.model import LONGER_SEEDS, SECONDS, SEED_OFFSET, SearchSpace
-from tunediff.search_space.sections import Confirm, SearchFile
+from tunediff.search_space.model import SECONDS, SEED_OFFSET, SearchSpace
+from tunediff.search_space.sections import SearchFile
 
 
 def check_together(
@@ -49,7 +49,6 @@ def check_space(space: SearchSpace, limits: Lines) -> None:
     _check_shared(space)
     _check_final(space.final, f"{space.source}: final", space)
     if space.confirm is not None:
-        _check_longer(space.confirm, space)
         _check_final(space.confirm.final, f"{space.source}: confirm: final", space)
     _check_limits(space, limits, f"{space.source}: budget")
     _check_seeds(space)
@@ -59,7 +58,7 @@ def _check_seeds(space: SearchSpace) -> None:
     """Raise `ConfigError` unless the seeds of further runs of a configuration are allowed too."""
     last = {"noise": space.noise - 1}
     if space.confirm is not None:
-        last["confirm"] = SEED_OFFSET + max(space.confirm.seeds, LONGER_SEEDS) - 1
+        last["confirm"] = SEED_OFFSET + space.confirm.seeds - 1
     for key, distance in last.items():
         seed = space.baseline.seed + distance
         cfg.override(space.baseline, {"seed": seed}, where=f"{space.source}: {key}", check=False)
@@ -78,19 +77,6 @@ def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:
         total < space.longest_s,
         f"{where}: total: {content.get('total')!r} is less than {per_trial}",
     )
-
-
-def _check_longer(confirm: Confirm, space: SearchSpace) -> None:
-    """Raise `ConfigError` unless budgets rise from 1x, and longer ones can be judged."""
-    budgets = [int(times[:-1]) for times in confirm.budgets]
-    place = f"{space.source}: confirm: budgets"
-    rising = budgets[:1] == [1] and budgets == sorted(set(budgets))
-    refuse(
-        not rising,
-        f"{place}: {budgets!r} is not allowed; allowed: rising ones, the first 1x, e.g. [1x, 4x]",
-    )
-    endless = f"{space.metric} has no curve that goes on; allowed: [1x]"
-    refuse(len(budgets) > 1 and not space.evaluates, f"{place}: {endless}")
 
 
 def _check_shared(space: SearchSpace) -> None:

@@ -15,8 +15,6 @@ from tunediff.search_space.dimension import Dimension, complete, count
 from tunediff.search_space.sections import Confirm, RunOptions
 from tunediff.search_space.study import Study
 
-LONGER_SEEDS = 3
-"""Runs of each configuration with a longer budget."""
 SEED_OFFSET = 1000
 """Offset from the baseline's seed to the first confirming seed, and from there to that of each
 further confirmation: no trial of the search may have used these seeds."""
@@ -165,20 +163,11 @@ class SearchSpace(RunOptions):
         return (self.finalists + 1) * FIRST_VERDICT if self.finalists else 0
 
     @property
-    def again(self) -> list[tuple[int, float]]:
-        """Return the most confirming runs and the seconds of each, for every budget of `confirm:`.
-
-        The search's own budget comes first, then the longer ones.
-        """
-        if (confirm := self.confirm) is None or not self.finalists:
-            return []
-        runs = [confirm.seeds, *[LONGER_SEEDS] * (len(confirm.budgets) - 1)]
-        times = [int(budget.removesuffix("x")) for budget in confirm.budgets]
-        each_s = self.budget.per_trial_s
-        return [
-            ((self.finalists + 1) * seeds, each_s * more)
-            for seeds, more in zip(runs, times, strict=True)
-        ]
+    def most_confirming_runs(self) -> int:
+        """Return the most confirming runs."""
+        if self.confirm is None or not self.finalists:
+            return 0
+        return (self.finalists + 1) * self.confirm.seeds
 
     @property
     def evaluates(self) -> bool:

@@ -81,18 +81,6 @@ def duration_s(value: str | float, where: str) -> Seconds:
 Duration = Annotated[float, BeforeValidator(_seconds)]
 
 
-def _times(value: Any) -> str:
-    """Check a multiple of the budget, such as 4x. Raises `ValueError`."""
-    match = re.fullmatch(r"([1-9]\d*)x", value) if isinstance(value, str) else None
-    if match is None or int(match[1]) > MAX_TIMES:
-        raise ValueError(f"is not allowed; allowed: 1x, 2x, … {MAX_TIMES}x, rising, the first 1x")
-    return str(value)
-
-
-Times = Annotated[str, BeforeValidator(_times)]
-"""A multiple of a trial's budget."""
-
-
 @section
 class Confirm:
     """`confirm:`: how the finalists of a search run again."""
@@ -100,8 +88,6 @@ class Confirm:
     of: Annotated[Int, Ge(1), Le(MOST_FINALISTS)] = 3  # the best so many
     # at most: runs of each and of the baseline, on seeds new to it
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] = 12
-    # training seconds: the search's own, and then longer ones, e.g. [1x, 4x]
-    budgets: tuple[Times, ...] = ("1x",)
     # as in `RunOptions`, of every finished run
     final: Values = dataclasses.field(default_factory=dict)
     parallel: Bool | None = None

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tunediff import analysis
-from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.analysis import Results, confirmation, confirming_runs, noise
 from tunediff.analysis.confirmation import Confirmation
@@ -20,7 +19,7 @@ from tunediff.core.listeners import Listeners
 from tunediff.core.progress import log_exceptions
 from tunediff.core.refusals import allow
 from tunediff.search_space import SearchSpace
-from tunediff.search_space.model import LONGER_SEEDS, SEED_OFFSET
+from tunediff.search_space.model import SEED_OFFSET
 from tunediff.tuning import at_once, experiment, rounds, sessions
 from tunediff.tuning.at_once import RunDevice
 from tunediff.tuning.backend import Backend
@@ -94,41 +93,11 @@ def prepare(results: Results, is_here: bool = True) -> tuple[Path, SearchSpace] 
     return folder, experiment.create(folder, space, content)
 
 
-def longer(results: Results, folder: Path) -> list[tuple[Path, SearchSpace]]:
-    """Return folders and spaces of the same runs with longer budgets, inside `folder`."""
-    assert results.space.confirm is not None
-    prepared = []
-    for times in results.space.confirm.budgets[1:]:
-        if not (runs_folder := folder / times).exists():
-            content = cfg.read_yaml(folder / "search.yaml")
-            budget_s, limits = results.space.budget.per_trial_s * int(times[:-1]), content["budget"]
-            before = spaces.load(spaces.of_search(folder)).budget
-            limits |= {"per_trial": text.format_exact(budget_s)}
-            if before.deadline_s is not None:
-                limits["deadline"] = text.format_exact(
-                    before.deadline_s + 4 * (budget_s - before.per_trial_s)
-                )
-            content |= {
-                "seeds": LONGER_SEEDS,
-                "budget": {**limits, "trials": LONGER_SEEDS * (1 + len(content["trials"]))},
-            }
-            space = spaces.parse(content, f"{results.folder.name}: {folder.name}: {times}", folder)
-            experiment.create(runs_folder, space, content)
-        prepared.append((runs_folder, spaces.load(spaces.of_search(runs_folder))))
-    return prepared
-
-
 def pending(folder: Path, space: SearchSpace, is_here: bool = True) -> bool:
-    """Return whether confirming runs of the search in `folder` are left to run: see `left`.
-
-    Those with longer budgets are included.
-    """
+    """Return whether confirming runs of the search in `folder` are left to run: see `left`."""
     results = analysis.read(folder)
     prepared = prepare(results, is_here) if space.confirm is not None else None
-    if prepared is None:
-        return False
-    runs = [prepared, *longer(results, prepared[0])]
-    return any(left(results, runs_folder, again) for runs_folder, again in runs)
+    return prepared is not None and left(results, *prepared)
 
 
 def left(results: Results, folder: Path, space: SearchSpace) -> bool:

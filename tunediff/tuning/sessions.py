@@ -52,13 +52,8 @@ def spent_s(folder: Path) -> float:
 
 
 def confirming_folders(folder: Path) -> list[Path]:
-    """Return the folders of all confirming runs of a search, those with longer budgets included."""
-    files = (
-        path
-        for pattern in ("confirm*", "confirm*/*x")
-        for path in folder.glob(f"{pattern}/search.yaml")
-    )
-    return sorted(path.parent for path in files)
+    """Return the folders of all confirming runs of a search."""
+    return sorted(path.parent for path in folder.glob("confirm*/search.yaml"))
 
 
 def all_spent_s(folder: Path) -> float:

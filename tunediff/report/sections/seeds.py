@@ -18,7 +18,6 @@ from tunediff.report.context import ReportContext, marked
 from tunediff.report.figures import Figures
 from tunediff.report.html import Html, el, join, lead, table
 from tunediff.report.verdicts import comparison_table, conclusions
-from tunediff.report.words import duration
 
 HEIGHT_IN = 4.0
 """With title and verdict a figure of this height fits on the first screen."""
@@ -39,18 +38,6 @@ def seeds(context: ReportContext, figures: Figures) -> Html | None:
     if (compared := context.evidence.compared) is None:
         return None
     return _over_seeds(compared, best_of(context, compared))
-
-
-def longer(context: ReportContext, figures: Figures) -> Html | None:
-    """Return the section that compares the finalists with every longer budget; None without."""
-    parts = []
-    for compared in context.longer:
-        budget_s = compared.results.space.budget.per_trial_s
-        parts.append(el("h3", f"With {duration(budget_s)}"))
-        name = f"longer_{budget_s:.10g}s"
-        figure = means_figure(compared, None, figures, name) if has_curves(compared) else None
-        parts.append(_over_seeds(compared, None, figure))
-    return join(*parts) if parts else None
 
 
 def has_curves(compared: Comparison) -> bool:
