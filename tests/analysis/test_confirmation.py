@@ -138,7 +138,7 @@ def test_a_single_trial_plans_no_confirming_runs(tmp_path):
     """Whatever `confirm:` says: only the baseline runs."""
     content = FILE | {"trials": FILE["trials"][:1], "budget": {"per_trial": "20s", "trials": 1}}
     alone = search_space.parse(content, "night.yaml")
-    assert (alone.finalists, alone.again, alone.confirming_reserve) == (0, [], 0)
+    assert (alone.finalists, alone.most_confirming_runs, alone.confirming_reserve) == (0, 0, 0)
     assert evaluating.Cost.of(alone, {}).parts(1)["confirmation"] == 0
     two = search_space.parse(
         content | {"budget": {"per_trial": "20s", "trials": 2}, "trials": FILE["trials"][:2]}, "x.yaml"
