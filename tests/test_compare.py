@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from tests.comparisons import BETTER, PLAIN, made
+from tests.comparisons import BETTER, CLOSE, PLAIN, made, told
 from tests.helpers import point
 from tests.json_schemas import validate
 from tests.tuning.asked import AskedBackend
@@ -23,6 +23,7 @@ from tunediff.analysis.sequential import Rules
 from tunediff.api import compare_run
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
+from tunediff.judge import frozen_code
 from tunediff.ray_backend import connection
 from tunediff.report import pairs as report
 from tunediff.report.heartbeat import Heartbeat
@@ -393,3 +394,25 @@ def test_changes_of_side_b_replace_knobs_of_a():
         run_comparison(("digits", {"optimizer.lr": 1e-3}, "loader.workers=0"), {"optimizer.lr": 3e-3}, name="x")
     a, b = (config.optimizer.lr for config in pairs.read(Path("ray_results/x")).configs)
     assert (a, b) == (1e-3, 3e-3)
+
+
+# ---------------------------------------------------------------------------------------------------------- equal sides
+def test_a_configuration_is_compared_with_itself_on_other_seeds(capsys):
+    found = asked("digits", "loader.batch_size=64", "--equal")
+    assert found.names == ("digits loader.batch_size=64", "digits loader.batch_size=64 on other seeds")
+    a, b = found.configs
+    assert b.seed - a.seed == frozen_code.TWIN_DISTANCE
+    assert (found.changed, found.code["drawn"]) == ({}, True)
+    assert found.code["A"]["digest"] == found.code["B"]["digest"]
+    assert compare.main(["digits", "cifar10", "--equal"]) == 2, "one alone is equal to itself"
+
+
+@pytest.mark.parametrize(
+    ("b", "said"), [(CLOSE["B"], "that nothing is found is right"), (BETTER["B"], "this difference is none")]
+)
+def test_equal_sides_say_what_was_tested(capsys, b, said):
+    made({"A": CLOSE["A"], "B": b}, a="digits", b=("digits", f"seed={frozen_code.TWIN_DISTANCE}"), equal=True)
+    code, text = told(capsys, "--json")
+    assert json.loads(text)["equal_sides"]
+    assert said in told(capsys)[1]
+    assert code == (0 if b is BETTER["B"] else 10)

@@ -301,3 +301,13 @@ def test_a_program_without_a_seed_has_none_that_follow(program, capsys):
     run = RUN.replace(" --seed {seed}", "")
     assert compare.main(["--run", run, "lr=1", "lr=2", *WORDS, "--same-seed", "--json"]) in (10, 11)
     assert json.loads(capsys.readouterr().out)["seeds_drawn"] is False
+
+
+def test_equal_sides_have_other_seeds_of_the_same_stream_and_are_verified(program, capsys):
+    code = compare.main(["--run", RUN, "lr=1", "--equal", *WORDS, "--out", "proof", "--json"])
+    result = json.loads(capsys.readouterr().out)
+    assert (code, result["equal_sides"], result["changed"]) == (10, True, {})
+    assert result["a_digest"] == result["b_digest"]
+    assert set(result["a_values"]).isdisjoint(result["b_values"])
+    assert verify.main(["proof"]) == 0
+    assert compare.main(["--run", RUN, "lr=1", "lr=2", "--equal", *WORDS]) == 2, "a second value is no equal side"

@@ -63,6 +63,8 @@ class PairTest:
     """Which seconds of a run count."""
     at_once: int = 1
     """Runs at the same time."""
+    equal: bool = False
+    """Whether both sides are the same, and differ in their seeds alone."""
     objective: str = ""
     """Name of the metric as runs and judges print it: that of points where a run judges itself."""
 
@@ -87,6 +89,7 @@ class PairTest:
             content.get("margin"),
             content.get("counted", "end"),
             content.get("at_once", 1),
+            content.get("equal", False),
             objective,
         )
 

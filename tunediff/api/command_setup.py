@@ -15,7 +15,7 @@ from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_folder import freeze
-from tunediff.api.compare_setup import Say, check_days, new_folder
+from tunediff.api.compare_setup import TWIN, Say, check_days, new_folder, twin
 from tunediff.command import trial, worktrees
 from tunediff.command.check import check
 from tunediff.command.definition import CommandDefinition
@@ -100,14 +100,14 @@ def sides(options: CommandCompareOptions) -> tuple[Side, Side]:
     commands, revisions, groups = options.run, options.at, values_of(options.words, WHERE)
     counts = {"--run": len(commands), "--at": len(revisions), "groups of name=value": len(groups)}
     twice = [name for name, count in counts.items() if count == 2]
-    if not commands or len(twice) != 1 or max(counts.values()) > 2:
+    if not commands or len(twice) != (not options.equal) or max(counts.values()) > 2:
         if len(commands) == 1:  # a mistyped name is no second value
             template = options.definition(commands[0], WHERE).template
             template.check([*set().union(*groups)], WHERE, same_seed=options.same_seed)
         given = ", ".join(f"{count} × {name}" for name, count in counts.items())
         raise ConfigError(
             f"{WHERE}: {given}: is not allowed; allowed: A and B differ in one thing: two --run,"
-            " two --at, or name=value given twice (lr=3e-4 lr=1e-3)"
+            " two --at, or name=value given twice (lr=3e-4 lr=1e-3); in nothing with --equal"
         )
 
     def side(index: int) -> Side:
@@ -123,7 +123,8 @@ def sides(options: CommandCompareOptions) -> tuple[Side, Side]:
             for name, value in groups[min(index, len(groups) - 1)].items()
             if len(groups) < 2 or name in groups[1]
         )
-        name = {"--run": definition.title, "--at": str(revision)}.get(twice[0], shown)
+        names = {"--run": definition.title, "--at": str(revision)}
+        name = names.get(twice[0], shown) if twice else definition.title + TWIN * index
         return Side(name, definition, values, revision)
 
     both = side(0), side(1)
@@ -135,7 +136,8 @@ def sides(options: CommandCompareOptions) -> tuple[Side, Side]:
                 f" that only B has it; allowed: before the first {first}=, for both"
             )
     if both[0] == both[1]:
-        raise ConfigError(f"{WHERE}: {both[1].name}: is what A is; A and B must differ")
+        hint = "A and B must differ, or be compared by --equal"
+        raise ConfigError(f"{WHERE}: {both[1].name}: is what A is; {hint}")
     return both
 
 
@@ -252,6 +254,8 @@ def create(request: CommandCompareRequest) -> None:
                 runs_in = folder / inside.relative_to(new.absolute())
             config = cfg.take_along(side.configuration(name, runs_in), new / name)
             config = cfg.override(config, {"seed": request.seed or 0}, check=False)
+            if request.rules["equal"] and configs:
+                config = twin(config)
             write_text(new / name / "config.yaml", cfg.dump(config, folder=new / name))
             configs.append(config)
             codes.append(SideCode.of(new / name, inside, working_copy=not side.in_worktree))

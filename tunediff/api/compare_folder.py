@@ -34,12 +34,13 @@ def create(request: CompareRequest) -> None:
 
 
 def freeze(new: Path, configs: Sequence[Any], codes: Sequence[SideCode], draws: bool) -> None:
-    """Write the code of both sides into the folder of a comparison, and give them their seeds."""
-    seed = configs[0].seed
+    """Write the code of both sides into the folder of a comparison, and give them their seeds,
+    which stay as far from each other as they are."""
+    seed = before = configs[0].seed
     if draws:
         seed = frozen_code.drawn_seed([code.digest for code in codes])
         for config, side in zip(configs, pairs.SIDES, strict=True):
-            seeded = cfg.override(config, {"seed": seed}, check=False)
+            seeded = cfg.override(config, {"seed": config.seed - before + seed}, check=False)
             write_text(new / side / "config.yaml", cfg.dump(seeded, folder=new / side))
     frozen_code.write(new, codes, seed, draws)
 

@@ -36,6 +36,8 @@ from tunediff.training import number_formats, probe
 from tunediff.tuning import local, resources
 from tunediff.tuning.templates import kept
 
+TWIN = " on other seeds"
+"""What the name of B has more than A's where both sides are equal."""
 Say = Callable[..., None]
 """Prints a line: its text, an event and its fields."""
 
@@ -124,12 +126,17 @@ def check_days(budget_s: float, pairs: int, force: bool) -> None:
     allow(2 * pairs * budget_s <= MOST_DAYS * 86400 or force, "--budget", str(budget_s), allowed)
 
 
+def twin(config: Any) -> Any:
+    """Return an equal side whose seeds are another draw of the same stream."""
+    return cfg.override(config, {"seed": config.seed + frozen_code.TWIN_DISTANCE}, check=False)
+
+
 @contextlib.contextmanager
 def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     """Check what is asked for; yield it while other revisions of its files exist. Raises
     `ConfigError`."""
     folder, budget_s = new_folder(options), duration_s(options.budget or "60s", "--budget")
-    side_words = compare_sides.words_of(options.words)
+    side_words = compare_sides.words_of([*options.words] * (2 if options.equal else 1))
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as temporary:
         sides = [
             compare_sides.side_of(words, Path(temporary) / side)
@@ -142,6 +149,8 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             sides = [cfg.override(config, {"seed": options.seed}, check=False) for config in sides]
         # Judged alike: in float32, unless a format is named
         sides = [number_formats.pinned(config, None) for config in sides]
+        if options.equal:
+            sides[1] = twin(sides[1])
         _check_parallel(options, sides)
         rules = options.verdict_content(cfg.of(sides[0]).objective, "first")
         fits = options.better == "value" or options.target is not None
@@ -152,11 +161,11 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         device = resources.local().device if options.address is None else None
         compare_sides.refuse_pointless(side_words, sides, most)
         if compare_sides.are_known(sides, Path(temporary)):
-            compare_sides.refuse_equal(side_words, sides, most, device)
+            compare_sides.refuse_equal(side_words, sides, device)
         machine_options.warn_emulated((config.precision.amp for config in sides), options.address)
         content = {
             "a": " ".join(side_words[0]),
-            "b": " ".join(side_words[1]),
+            "b": " ".join(side_words[1]) + TWIN * options.equal,
             "budget_s": float(budget_s),
             **rules,
             "compile": options.compile or "charged",
@@ -167,7 +176,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         for words, config in zip(side_words, sides, strict=True):
             compare_sides.refuse_working_copy(words[0], config)  # what the check imported later
         if measured or compare_sides.are_known(sides, Path(temporary)):
-            compare_sides.refuse_equal(side_words, sides, most, device)
+            compare_sides.refuse_equal(side_words, sides, device)
         draws_seeds = options.seed is None and not named
         yield CompareRequest(
             folder, side_words, sides, content, measured, Path(temporary).resolve(), draws_seeds

@@ -151,7 +151,7 @@ def _lacks(revision: Path, other: Path) -> bool:
 
 
 def refuse_equal(
-    side_words: Sequence[Sequence[str]], sides: Sequence[Systems], most: int, device: str | None
+    side_words: Sequence[Sequence[str]], sides: Sequence[Systems], device: str | None
 ) -> None:
     """Refuse sides that are equal on this device, which may be unknown. Raises `ConfigError`."""
     effective = [cfg.effective(one, device) if device is not None else one for one in sides]
@@ -160,7 +160,7 @@ def refuse_equal(
         why = cfg.not_effective(sides[1], device) if device is not None else {}
         changes = cfg.differences(sides[1], sides[0])
         idle = "".join(f" ({knob}: {reason})" for knob, reason in why.items() if knob in changes)
-        hint = f"change a knob, or its seed by at least {most} to see the noise"
+        hint = "change a knob, or compare it with itself on other seeds by --equal"
         raise ConfigError(
             f"{' '.join(side_words[1])}: is what A is here, on the same seeds{idle}; {hint}"
         )

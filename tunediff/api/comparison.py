@@ -111,7 +111,7 @@ def run_comparison(a: Side = None, b: Side = None, **options: Any) -> PairedComp
             tuple of one of these and knobs: `("digits", {"optimizer.lr": 3e-3})`. B may be a
             mapping alone: A with these changes. With `command=` both are values of its parameters
             by name, and B's are those that change; without B, `command=` is a tuple of two commands
-            or `at=` names two revisions.
+            or `at=` names two revisions. With `equal=True` there is A alone.
         options: See `CompareCall`. Durations are seconds, or text such as `"10m"`.
 
     Raises:
@@ -139,7 +139,8 @@ def run_comparison(a: Side = None, b: Side = None, **options: Any) -> PairedComp
         else:
             call.check_unused()
             storage = folder(call.storage)
-            sides = [*_side(a, a, storage), *_side(a, b, storage)]
+            alone = call.equal and b is None
+            sides = [*_side(a, a, storage), *([] if alone else _side(a, b, storage))]
             asked = options_of(call, CompareOptions, words=sides)
     return _run(asked, call.progress)
 

@@ -88,6 +88,9 @@ class VerdictOptions(TargetOptions):
         " (OMP_NUM_THREADS of each run)",
     )
     fixed: bool = option(False, "one look, after all --pairs: Student's t-test")
+    equal: bool = option(
+        False, "A against itself, B on other seeds: a trial of the comparison, to find nothing"
+    )
     judge: Path | None = option(
         None,
         "a Python file that gets the folder of a run and prints the metric, locked for both sides",
@@ -127,6 +130,7 @@ class VerdictOptions(TargetOptions):
             "level": self._level(),
             "one_sided": self.one_sided,
             "fixed": self.fixed,
+            "equal": self.equal,
             **({"at_once": len(at_once.run_devices())} if self.parallel else {}),
             **self._judge_content(),
             **self._time_content(metric, counted),

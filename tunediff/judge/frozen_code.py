@@ -27,6 +27,9 @@ from tunediff.core.text import shown, truncate
 
 FIRST_SEED, SEEDS = 10_000, 990_000
 """The least seed that is drawn, above those of searches, and how many there are."""
+TWIN_DISTANCE = 1_000_003
+"""From A's seeds to those of B where both sides are equal: they overlap with none that is drawn,
+and a prime gives other remainders too (`seed % 100`)."""
 _SEARCHED = "search"
 """Key of what a search runs, beside those of a comparison's sides."""
 PROOF = "proof.json"

@@ -216,8 +216,10 @@ def _other_runs(folder: Path, code: Mapping[str, Any], test: PairTest) -> Iterat
             for knob, value in expected.items():
                 if (ran := run.config.get(knob)) != value:
                     yield f"{run.name}: {knob} was {ran}, not {value} as in {side}/{recorded.CONFIG}"
-            if code and code["drawn"] and run.seed != code["first_seed"] + number:
-                yield f"{run.name}: its seed is {run.seed}, not {code['first_seed'] + number}"
+            seed = code.get("first_seed", 0) + number
+            seed += row * test.equal * frozen_code.TWIN_DISTANCE
+            if code and code["drawn"] and run.seed != seed:
+                yield f"{run.name}: its seed is {run.seed}, not {seed}"
             yield from _other_log(folder / "trials" / run.name, run, test, command)
 
 

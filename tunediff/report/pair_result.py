@@ -87,6 +87,8 @@ class ComparisonResult(Result):
     one look, after all pairs"""
     one_sided: bool
     fixed: bool
+    equal_sides: bool
+    """whether A was compared with itself, B on other seeds (--equal)"""
     within: float | None
     """the difference that does not matter, as resolution is given; null: not given"""
     pairs: int

@@ -33,7 +33,7 @@ def lines(folder: Path) -> list[str]:
     """Return the result of a comparison as lines of text."""
     result = pairs.read(folder)
     without = ("objective", "direction", "changed", "rough", "clock", "start_up_share", "level",
-        "one_sided", "fixed", "within", "seeds_drawn", "a_digest", "b_digest",
+        "one_sided", "fixed", "equal_sides", "within", "seeds_drawn", "a_digest", "b_digest",
         "better_in", "target", "runs_at_once", "ledger", "judge_digest")  # fmt: skip
     values = _result(result)
     lines = plain({name: value for name, value in values.items() if name not in without})
@@ -70,6 +70,7 @@ def measured(test: PairTest) -> dict[str, Any]:
         "level": test.rules.level,
         "one_sided": test.rules.one_sided,
         "fixed": test.rules.fixed,
+        "equal_sides": test.equal,
         "within": test.within,
         "pairs": look.rounds,
         "pairs_at_most": test.max_pairs,

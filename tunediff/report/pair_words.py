@@ -9,7 +9,7 @@ from tunediff.analysis.outcome import failure_note
 from tunediff.analysis.pair_test import EQUIVALENT, NO_DIFFERENCE, NOT_SHOWN, without_effect
 from tunediff.analysis.pairs import SIDES, Pairs
 from tunediff.analysis.sequential import RULES
-from tunediff.analysis.statistics import mean
+from tunediff.analysis.statistics import BETTER, WORSE, mean
 from tunediff.core import text
 from tunediff.core.clock import own_s
 from tunediff.core.text import pluralize
@@ -40,6 +40,7 @@ def sentences(pairs: Pairs) -> list[str]:
         ahead = f"With one run each, {single}; {ahead}"
     runs = [run for pair in pairs.runs for run in pair if run is not None]
     others = [
+        _equal_sides(pairs),
         _quality(pairs),
         disturbed_of(runs, "run"),
         _setup(pairs),
@@ -90,6 +91,17 @@ def diverged(pairs: Pairs) -> str:
         return ""
     than = f"over {divergence.FACTOR:g} times the smaller median"
     return f"{' and '.join(parts)}: {than}."
+
+
+def _equal_sides(pairs: Pairs) -> str:
+    """Return what a comparison of equal sides says of the comparison; '' of another one."""
+    if not pairs.test.equal:
+        return ""
+    what = "Both sides are the same code and configuration, on different seeds"
+    if pairs.verdict not in (BETTER, WORSE):
+        return f"{what}: that nothing is found is right."
+    share = f"{100 * pairs.rules.level:g} %"
+    return f"{what}: this difference is none. {share} of such comparisons may find one."
 
 
 def _quality(pairs: Pairs) -> str:
