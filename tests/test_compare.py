@@ -19,6 +19,7 @@ from tests.tuning.asked import AskedBackend
 from tunediff import ConfigError, TunediffError, compare, run_comparison
 from tunediff import config as cfg
 from tunediff.analysis import pairs
+from tunediff.analysis.pair_test import BEFORE_THE_PAIRS
 from tunediff.analysis.sequential import Rules
 from tunediff.api import compare_run
 from tunediff.core.journal import Journal
@@ -416,3 +417,9 @@ def test_equal_sides_say_what_was_tested(capsys, b, said):
     assert json.loads(text)["equal_sides"]
     assert said in told(capsys)[1]
     assert code == (0 if b is BETTER["B"] else 10)
+
+
+def test_what_is_fixed_before_the_first_pair_is_documented():
+    page = (Path(__file__).parents[1] / "docs/explanation/measuring.md").read_text()
+    for name, what in BEFORE_THE_PAIRS.items():
+        assert f"| {name} | {what}" in page

@@ -23,7 +23,7 @@ from typing import Any
 
 from tunediff import cli
 from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import EQUIVALENT, NOT_SHOWN
+from tunediff.analysis.pair_test import EQUIVALENT, NOT_SHOWN, ONE_RUN
 from tunediff.api import command_setup, compare_run, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareOptions
@@ -52,6 +52,7 @@ EXITS = {
     "no significant difference": NO_DIFFERENCE,
     EQUIVALENT: NO_DIFFERENCE,
     NOT_SHOWN: NO_DIFFERENCE,
+    ONE_RUN: NO_DIFFERENCE,
     "worse": WORSE,
     "failed": FAILED_RUN,
 }

@@ -143,7 +143,7 @@ def test_a_single_trial_plans_no_confirming_runs(tmp_path):
     two = search_space.parse(
         content | {"budget": {"per_trial": "20s", "trials": 2}, "trials": FILE["trials"][:2]}, "x.yaml"
     )
-    assert (two.finalists, two.again) == (1, [(8, 20.0)]), "one finalist and the baseline, four seeds each"
+    assert (two.finalists, two.most_confirming_runs) == (1, 8), "one finalist and the baseline, four seeds each"
 
 
 SESSION = '{"event": "begin", "time": 0, "monotonic_s": 0}\n{"event": "end", "time": 0, "monotonic_s": %d}\n'

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -136,7 +137,9 @@ def test_objective_that_moves_in_no_trial_is_noticed(tmp_path, curves, trials):
 def test_a_budget_of_a_few_steps_is_told(tmp_path, samples, said):
     curve = [(5.0, samples, 12.5), (10.0, 2 * samples, 12.5)]
     write(tmp_path / "night", make(tmp_path / "night"), 0, {}, curve)
-    assert ("it ends after 15 steps" in verdicts.unmoved_words(analysis.read(tmp_path / "night"))) is said
+    assert (
+        "it ends after 15 steps" in verdicts.unmoved_words(evidence.read(analysis.read(tmp_path / "night")))
+    ) is said
 
 
 @pytest.mark.parametrize(("repeat", "trials"), [(2.2, 3), (2.002, 0)])
@@ -321,3 +324,35 @@ def test_a_repeat_says_nothing_about_knobs(tmp_path):
 def test_two_values_differ_in_either_direction():
     rough = Noise(sd=0.1, freedom=2, runs=3, configurations=1, ratios=True, lower_is_better=True)
     assert [rough.differ(*pair) for pair in ((1.0, 2.0), (2.0, 1.0), (1.0, 1.05))] == [True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("curves", "clause"),
+    [
+        ([[(10, 2000, 4.0), (20, 4000, 2.0)], [(10, 2000, 4.0), (20, 4000, 2.05)]], None),
+        ([[(10, 2000, 4.0), (20, 4000, 2.0)], [(10, 4400, 4.0), (20, 8800, 2.05)]], "differ by as much in speed"),
+        ([[(20, 4000, 2.0)], [(20, 4000, 2.05)]], "one value ends a run"),
+    ],
+)
+def test_no_speed_is_claimed_from_seconds_that_the_machine_may_have_made(tmp_path, curves, clause):
+    """One run each, of which the best is as good as the baseline in half the time."""
+    wanted = make(tmp_path / "night")
+    for number, curve in enumerate(curves):
+        drawn = {**wanted.expand({}, "test"), "seed": wanted.baseline.seed + number}
+        write(tmp_path / "night", wanted, number, drawn=drawn, curve=curve)
+    best = [(10, 2000, 1.0)] if len(curves[0]) == 1 else [(5, 1000, 4.0), (10, 2000, 2.0), (20, 4000, 1.0)]
+    write(tmp_path / "night", wanted, 2, {"loader.batch_size": 256}, curve=best)
+    block = summary.values(evidence.read(analysis.read(tmp_path / "night")), 100.0)
+    assert block["better_than_noise"]
+    assert (clause or "") in (block["speedup_unknown"] or "")
+    assert (block["speedup"] is None) == (block["seconds_to_baseline"] is None) == bool(clause)
+
+
+def test_curves_that_did_not_move_are_no_remark_beside_a_winner(tmp_path):
+    """Of one run each no move was larger than the noise; the means of several are."""
+    found = read(tmp_path / "night")
+    shown = evidence.Evidence(found)
+    with mock.patch.object(noise, "unmoved", return_value=4):
+        assert "did not move" in verdicts.unmoved_words(shown)
+        with mock.patch.object(evidence.Evidence, "winner", shown.best):
+            assert (verdicts.unmoved_words(shown), shown.unmoved) == ("", 0)

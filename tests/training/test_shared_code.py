@@ -66,6 +66,14 @@ def test_confirming_runs_find_the_code_of_their_search(tmp_path):
     assert folders == {night / ".compiled"}
 
 
+def test_runs_of_a_pair_share_code_that_no_other_pair_has(tmp_path):
+    """One measurement of a side's compilation would be in all of its pairs."""
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "compare.yaml").touch()
+    folders = [shared_code.folder_of(tmp_path / "x" / "trials" / f"t{number:04d}") for number in range(4)]
+    assert folders[0] == folders[1] != folders[2] == folders[3]
+
+
 def test_a_folder_without_locks_costs_no_training(tmp_path):
     (tmp_path / "k" / "lock").mkdir(parents=True)  # cannot be opened for writing
     for _ in range(2):

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -379,6 +379,13 @@ def device_s(trial: TrialRecord) -> float:
 def disturbed(trial: TrialRecord) -> bool:
     """Return whether other processes used the machine during any part of a training."""
     return any(point.get("disturbed") is True for point in trial.points)
+
+
+def disturbed_count(trials: Sequence[TrialRecord]) -> int | None:
+    """Return how many trainings others disturbed; None: of commands it is not measured."""
+    if any(cfg.is_command(str(trial.config.get("workload"))) for trial in trials):
+        return None
+    return sum(map(disturbed, trials))
 
 
 def is_number(value: object) -> TypeGuard[int | float]:

@@ -102,6 +102,12 @@ class Evidence:
         return self.best if shown else None
 
     @property
+    def unmoved(self) -> int:
+        """Return how many trials ended ok if none moved the objective, see `noise.unmoved`; 0 where
+        a winner is shown, whose curves have moved by more than the noise of its means."""
+        return 0 if self.winner is not None else noise.unmoved(self.results)
+
+    @property
     def near(self) -> list[TrialRecord]:
         """Return the trials that are within the noise of one run of the best, nearest first."""
         return noise.within_best(self.results, self.noise, self.best)
@@ -172,7 +178,23 @@ class Evidence:
         ratio = self.results.time_to_target_speedup(trial)
         if ratio is None or ratio <= 1:
             return "its curve is not ahead"
+        if not (self.results.by_rate or self.results.by_time) and (
+            reason := self._unsteady(trial, ratio)
+        ):
+            return reason
         return Estimate(ratio, None, None, 1, self.results.at_first(trial))
+
+    def _unsteady(self, trial: TrialRecord, ratio: float) -> str:
+        """Return why seconds of single runs do not show that a trial is `ratio` times sooner, as a
+        clause; '' if they do."""
+        baseline = self.results.baseline_of(trial)
+        runs = [trial, *self.outcome(baseline).runs] if baseline is not None else []
+        if any(len(run.points) == 1 for run in runs):
+            return "one value ends a run: when it was as good is not known"
+        rates = [run.points[-1].samples / run.points[-1].train_s for run in runs[1:] if run.points]
+        if max(rates, default=0.0) >= ratio * min(rates, default=0.0):
+            return "the baseline's own runs differ by as much in speed"
+        return ""
 
     def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
         """Return when a trial reaches its baseline's final value; None: not determined."""

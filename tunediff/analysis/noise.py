@@ -70,10 +70,13 @@ class Noise:
 def measured(
     results: Results, confirming: Results | None = None, metric: str | None = None
 ) -> Noise | None:
-    """Return the noise of a search and its confirming runs; None: no configuration ended ok twice.
+    """Return the noise of a search and its confirming runs; None: no configuration ended ok twice,
+    or its runs take no seed: one run, repeated, does not show the noise of a training.
 
     `metric`: the objective by default, or `RATE`.
     """
+    if results.space.workload.same_seed:
+        return None
     metric = metric or results.metric
     searches = [results] if confirming is None else [results, confirming]
     groups = [

@@ -34,6 +34,21 @@ EQUIVALENT = "equivalent"
 NO_DIFFERENCE = "no significant difference"
 NOT_SHOWN = "quality not shown"
 FAILED = "failed"
+ONE_RUN = "one_run_repeated"
+RENEWED, SHARED, ONE_EACH = "renewed in every pair", "shared by both sides", "one for each side"
+BEFORE_THE_PAIRS = {
+    "seeds": SHARED,
+    "data that are kept in memory or on disk": SHARED,
+    "process from which runs are forked, and its generators": SHARED,
+    "what a file asks the system for while it is imported (default_rng())": RENEWED,
+    "order of both runs": RENEWED,
+    "device, with --parallel": RENEWED,
+    "seconds of compiling, and the folder of what was compiled": RENEWED,
+    "path of the code's copy or worktree": ONE_EACH,
+    "Python's hash seed, with --address": ONE_EACH,
+}
+"""What is fixed before a comparison's first pair, and what is done about it: what one draw fixes for
+a side is in all of its pairs, where a paired test takes it for a difference."""
 JUDGE, HOLDOUT = "judge.py", "holdout.py"
 """Copies of what judges a comparison's runs, and judges them again: `judge.locked_judge`."""
 Mode = Literal["min", "max"]
@@ -65,6 +80,8 @@ class PairTest:
     """Runs at the same time."""
     equal: bool = False
     """Whether both sides are the same, and differ in their seeds alone."""
+    same_seed: bool = False
+    """Whether the sides take no seed: their runs may be one, repeated."""
     objective: str = ""
     """Name of the metric as runs and judges print it: that of points where a run judges itself."""
 
@@ -90,6 +107,7 @@ class PairTest:
             content.get("counted", "end"),
             content.get("at_once", 1),
             content.get("equal", False),
+            content.get("same_seed", False),
             objective,
         )
 
@@ -184,9 +202,20 @@ class PairTest:
         return seconds_of(run, self.target, self.counted) is None
 
     @property
+    def is_one_run(self) -> bool:
+        """Return whether all runs of a side are one run, repeated: without a seed the noise of a
+        training is not known, whatever the two sides differ by."""
+        values = self.values[:, np.isfinite(self.values).all(axis=0)]
+        if not self.same_seed or values.shape[1] < 2:
+            return False
+        repeated = (values == values[:, :1]).all(axis=1)
+        exact = [_has_many_digits([row[0]]) for row in values.tolist()]  # equal, and not by chance
+        return bool(repeated.all() or (repeated & exact).any())
+
+    @property
     def over(self) -> bool:
         """Return whether no further pair is needed."""
-        if self.failure is not None:
+        if self.failure is not None or self.is_one_run:
             return True
         look = self.look
         # Fewer seconds are no gain yet: pairs go on until the quality is shown, or the last one
@@ -198,12 +227,15 @@ class PairTest:
     def verdict(self) -> str | None:
         """Return how B compares with A: `better`, `worse`, `equivalent` (the interval lies inside
         the difference that does not matter), `no significant difference`, `quality not shown` (its
-        seconds are fewer, and its values are not shown to be good enough), or `failed`.
+        seconds are fewer, and its values are not shown to be good enough), `one_run_repeated` (see
+        `is_one_run`), or `failed`.
 
         None: the comparison is not over.
         """
         if self.failure is not None:
             return FAILED
+        if self.is_one_run:
+            return ONE_RUN
         if not self.over:
             return None
         look = self.look
@@ -220,7 +252,7 @@ FEW_DIGITS = 8
 
 
 def without_effect(test: PairTest) -> list[str]:
-    """Return sentences on runs of one side that are equal to the last bit on different seeds.
+    """Return sentences on runs that are equal on different seeds, of one side or of both.
 
     Runs whose values have few digits are named only if all of them are equal. So are final values
     that all runs of both sides have, since these may be no values of the trainings.
@@ -241,7 +273,7 @@ def without_effect(test: PairTest) -> list[str]:
             if earlier < number and first.seed != run.seed and is_telling:
                 sentences.append(
                     f"{run.drawn['side']}: seeds {first.seed} and {run.seed} gave the same"
-                    " values to the last bit: has the seed an effect?"
+                    " values, as they were printed: has the seed an effect?"
                 )
                 break
     if not sentences and len(finals) > 4 and test.target is None and len(set(finals)) == 1:

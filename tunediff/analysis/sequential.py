@@ -28,6 +28,7 @@ from tunediff.analysis.statistics import (
     WORSE,
     Difference,
     Scale,
+    is_wide,
     paired_sds,
     value_step,
 )
@@ -204,12 +205,13 @@ def look(
     # A standard error shrinks with √rounds: the bound of the last look in those of now
     needed = limits[-1] * math.sqrt(rounds.count / max_rounds) - plan.allowance
     within = math.log1p(margin) if margin is not None and scale.ratios else margin
-    return result(_state(test, within, needed, left, rules.one_sided, max_rounds))
+    return result(_state(test, within, needed, left, rules.one_sided, max_rounds, scale.ratios))
 
 
 def _state(
-    test: _Test, margin: float | None, needed: float, left: int, one_sided: bool, max_rounds: int
-) -> State:
+    test: _Test, margin: float | None, needed: float, left: int, one_sided: bool, max_rounds: int,
+    ratios: bool,
+) -> State:  # fmt: skip
     """Return whether to go on with `left` rounds.
 
     `needed`: gain that would be significant at the last look with this noise, in standard errors of
@@ -229,4 +231,6 @@ def _state(
     if (possible > needed * test.errors).any():
         return "open"
     undecided = any(count.undecided(test.share, max_rounds) for count in counting)
-    return "open" if undecided else "hopeless"
+    # A mean that happens to be near 0 says nothing where its interval is not even determined
+    wide = ratios and any(is_wide(one.low, one.high) for one in test.differences)
+    return "open" if undecided or wide else "hopeless"

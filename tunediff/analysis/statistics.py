@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -224,6 +225,13 @@ def value_step(values: NDArray[np.float64]) -> float:
         if np.abs(off - counts * step).max() <= tolerance:
             return step
     return 0.0
+
+
+def printed_step(values: NDArray[np.float64]) -> float:
+    """Return the step to which values are rounded: that of `value_step`, or of their decimals."""
+    finite = values[np.isfinite(values)].tolist()
+    decimals = [-int(Decimal(repr(value)).normalize().as_tuple().exponent) for value in finite]
+    return max(value_step(values), 10.0 ** -max(0, *decimals, 0)) if finite else 0.0
 
 
 def _p_value(difference: float, error: float, freedom: int) -> float:

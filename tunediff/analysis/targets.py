@@ -17,6 +17,7 @@ from scipy import special
 
 from tunediff.analysis.error_spending import EARLY, bounds
 from tunediff.analysis.sequential import Rules
+from tunediff.analysis.statistics import printed_step
 from tunediff.core.errors import ConfigError
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import TrialRecord
@@ -40,7 +41,8 @@ def target_gate(
 ) -> QualityGate:
     """Test whether the mean of B's values meets a target: a one-sample t-test after every pair."""
     worse = b - target.value if target.lower_is_better else target.value - b
-    return _gate(worse, 0.0, f"the mean of B meets {target}", max_pairs, rules)
+    words = f"the mean of B meets {target}"
+    return _gate(worse, 0.0, words, max_pairs, rules, printed_step(b))
 
 
 def margin_gate(
@@ -48,8 +50,8 @@ def margin_gate(
     rules: Rules,
 ) -> QualityGate:  # fmt: skip
     """Test whether B is worse than A by less than a margin, pair by pair."""
-    worse = b - a if lower else a - b
-    return _gate(worse, margin, f"B is not worse than A by {margin:g}", max_pairs, rules)
+    worse, words = b - a if lower else a - b, f"B is not worse than A by {margin:g}"
+    return _gate(worse, margin, words, max_pairs, rules, _step_of_pairs(a, b))
 
 
 def equal_gate(
@@ -58,24 +60,40 @@ def equal_gate(
     """Test whether B differs from A by less than a bound either way: two one-sided tests (D. J.
     Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987), 657–680)."""
     words = f"B equals A within {within:g}"
-    above, below = (_gate(sign * (b - a), within, words, max_pairs, rules) for sign in (1, -1))
+    step = _step_of_pairs(a, b)
+    above, below = (
+        _gate(sign * (b - a), within, words, max_pairs, rules, step) for sign in (1, -1)
+    )
     p_values = [gate.p for gate in (above, below) if gate.p is not None]
     return QualityGate(above.shown and below.shown, max(p_values, default=None), words)
 
 
+def _step_of_pairs(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Return the step of differences of values, each of which is rounded by itself."""
+    return math.sqrt(2) * printed_step(np.concatenate([a, b]))
+
+
 def _gate(
-    worse: NDArray[np.float64], margin: float, statement: str, max_pairs: int, rules: Rules
-) -> QualityGate:
-    """Test whether the mean of `worse` is below a margin, with the error of the looks so far."""
+    worse: NDArray[np.float64], margin: float, statement: str, max_pairs: int, rules: Rules,
+    step: float,
+) -> QualityGate:  # fmt: skip
+    """Test whether the mean of `worse` is below a margin, with the error of the looks so far.
+
+    `step`: to which it is rounded, whose error (uniform, step/√12) is part of the noise: values
+    that repeat themselves do not show that there is none.
+    """
     n = len(worse)
     if n < 2:
         return QualityGate(False, None, statement)
     level = rules.level if rules.one_sided else rules.level / 2
     limit = bounds(level, max_pairs, EARLY.power, one_sided=True, fixed=rules.fixed)[n - 1]
-    error, room = float(worse.std(ddof=1)) / math.sqrt(n), margin - float(worse.mean())
-    if error == 0:  # values that repeat exactly
-        return QualityGate(room >= 0 and math.isfinite(limit), None, statement)
-    p = float(special.stdtr(n - 1, -room / error))
+    room = margin - float(worse.mean())
+    sd, rounding = float(worse.std(ddof=1)), step / math.sqrt(12)
+    error = math.hypot(sd, rounding) / math.sqrt(n)
+    if sd < rounding:  # then rounding is hardly a noise: it is the same in all runs, and stays
+        error = math.hypot(sd / math.sqrt(n), rounding)
+    # The p-value is that of the plain test, as the rules of speedruns have it
+    p = float(special.stdtr(n - 1, -room * math.sqrt(n) / sd)) if sd else None
     return QualityGate(room > limit * error, p, statement)
 
 

@@ -242,7 +242,8 @@ def _try(label: str, side: Side, folder: Path, budget_s: float | None, say: Say)
 def create(request: CommandCompareRequest) -> None:
     """Make a comparison's folder: commands, worktrees of revisions. Raises `ConfigError`."""
     folder = request.folder
-    new, configs, codes = folder.with_name(f".{folder.name}-{os.getpid()}"), [], []
+    new, codes = folder.with_name(f".{folder.name}-{os.getpid()}"), []
+    configs = list[Any]()
     with writing("--storage", folder), contextlib.ExitStack() as undo:
         undo.callback(shutil.rmtree, new, ignore_errors=True)
         for name, side in _named(request):
@@ -264,6 +265,7 @@ def create(request: CommandCompareRequest) -> None:
         names = {"a": request.sides[0].name, "b": request.sides[1].name}
         clock = {"compile": "charged", "unit": "wall"}
         content = names | {"budget_s": request.budget_s or 0.0} | dict(request.rules) | clock
+        content["same_seed"] = request.sides[0].definition.same_seed
         write_text(new / pairs.FILE, cfg.to_yaml(content))
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
         undo.pop_all()

@@ -25,7 +25,7 @@ from tunediff.command.metrics import (
 from tunediff.command.process import LOG, POLL_S, CommandProcess
 from tunediff.core import environment, machine
 from tunediff.core.point import Point
-from tunediff.core.target import TIME_TO_TARGET
+from tunediff.core.target import EVALUATIONS, TIME_TO_TARGET, Approach
 from tunediff.core.trial_record import RESERVED, End
 
 OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "MemoryError")
@@ -155,7 +155,11 @@ class RunReader:
         self.run, self.clock, self.curve = run, definition.clock(begun), Curve(run.limit_s)
         self._pattern = MetricPattern(definition.objective, definition.pattern, "pattern")
         self._reduction = Reduction(definition.reduce, "reduce")
-        self._target = definition.condition
+        self._target, self._approach = definition.condition, None
+        if self._target is not None:
+            # Values that the user has reduced are means already, or meant as they are
+            count = EVALUATIONS if definition.reduce == "last" else 1
+            self._approach = Approach(self._target, count)
         self._file: MetricFile | None = None
         if definition.metrics is not None:
             path = Path(definition.folder) / definition.metrics.format(folder=run.folder)
@@ -256,10 +260,11 @@ class RunReader:
         if not math.isfinite(self.value):  # points hold finite numbers; the end says it
             return
         metrics = {**self._others, self._pattern.name: self.value}
-        if self._target is not None:
-            self.target_met = self._target.met(metrics.get(self._target.metric, math.nan))
-            if self.target_met:
-                metrics[TIME_TO_TARGET] = seconds
+        if self._approach is not None and self._target is not None:
+            met_s = self._approach.add(seconds, metrics.get(self._target.metric, math.nan))
+            self.target_met = met_s is not None
+            if met_s is not None:
+                metrics[TIME_TO_TARGET] = met_s
         self.curve.add(
             Point(
                 index=0,

@@ -83,6 +83,10 @@ class CommandWorkload(Workload):
         return PROCESS if self.definition.clock_from is None else LINE
 
     @property
+    def same_seed(self) -> bool:
+        return self.definition.same_seed
+
+    @property
     def target(self) -> Target | None:
         """Return the target at which its runs end; None: they have none."""
         return self.definition.condition

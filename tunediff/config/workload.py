@@ -150,6 +150,11 @@ class Workload:
         return TRAINING
 
     @property
+    def same_seed(self) -> bool:
+        """Return whether its runs take no seed, so that they may be one, repeated."""
+        return False
+
+    @property
     def target(self) -> Target | None:
         """Return the target at which its runs end; of commands alone."""
         return None

@@ -43,12 +43,14 @@ class ComparisonResult(Result):
             "equivalent",
             "no significant difference",
             "quality not shown",
+            "one_run_repeated",
             "failed",
         ]
         | None
     )
     """what B is compared with A; equivalent: the interval lies inside --within; quality not shown:
-    B takes less time, and its values are not shown to be good enough; null: not over yet"""
+    B takes less time, and its values are not shown to be good enough; one_run_repeated: by --same-seed
+    all runs of a side are equal, so the noise of a training is not known; null: not over yet"""
     failure: str | None
     """which run failed, and why"""
     metric: str
@@ -109,9 +111,9 @@ class ComparisonResult(Result):
     """by time: the values of the objective, pair by pair"""
     b_quality: list[float]
     runs: int
-    disturbed_runs: int
+    disturbed_runs: int | None
     """runs during which others used the machine: their speed, and so their results, may be worse
-    for it"""
+    for it; null: not measured, as of commands"""
     a_setup_s: float | None
     """median seconds of A's runs and of B's before their first batch, which the budget of a command
     counts alone"""
@@ -127,7 +129,7 @@ class ComparisonResult(Result):
     of an earlier version"""
     b_digest: str | None
     seeds_without_effect: list[str]
-    """runs of one side that are equal to the last bit on different seeds"""
+    """runs of one side, or of both, that are equal on different seeds"""
     judge_digest: str | None
     """SHA-256 of the file that judged the runs; null: they judged themselves"""
     holdout_a_values: list[float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis import disturbed, pairs
+from tunediff.analysis import disturbed_count, pairs
 from tunediff.analysis.pair_test import PairTest, without_effect
 from tunediff.analysis.pairs import Pairs
 from tunediff.analysis.statistics import mean, sd
@@ -70,7 +70,6 @@ def measured(test: PairTest) -> dict[str, Any]:
         "level": test.rules.level,
         "one_sided": test.rules.one_sided,
         "fixed": test.rules.fixed,
-        "equal_sides": test.equal,
         "within": test.within,
         "pairs": look.rounds,
         "pairs_at_most": test.max_pairs,
@@ -116,11 +115,12 @@ def _compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> C
         objective=_outcome_name(pairs.test),
         direction="min" if pairs.test.by_time else pairs.metric.mode,
         **measured(pairs.test),
+        equal_sides=pairs.test.equal,
         one_run_each_tells=pairs.one_run_detects,
         rough=pairs.noise_is_rough,
         runs=len(ended),
         runs_at_once=pairs.test.at_once,
-        disturbed_runs=sum(map(disturbed, ended)),
+        disturbed_runs=disturbed_count(ended),
         a_setup_s=pairs.setup_s[0],
         b_setup_s=pairs.setup_s[1],
         training_s=pairs.trained_s,

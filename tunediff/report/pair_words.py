@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import statistics
+
 import numpy as np
 
 from tunediff.analysis import divergence
 from tunediff.analysis.outcome import failure_note
-from tunediff.analysis.pair_test import EQUIVALENT, NO_DIFFERENCE, NOT_SHOWN, without_effect
-from tunediff.analysis.pairs import SIDES, Pairs
+from tunediff.analysis.pair_test import (
+    BEFORE_THE_PAIRS,
+    EQUIVALENT,
+    NO_DIFFERENCE,
+    NOT_SHOWN,
+    ONE_EACH,
+    ONE_RUN,
+    without_effect,
+)
+from tunediff.analysis.pairs import SIDES, Pairs, of_commands
 from tunediff.analysis.sequential import RULES
 from tunediff.analysis.statistics import BETTER, WORSE, mean
 from tunediff.core import text
 from tunediff.core.clock import own_s
+from tunediff.core.target import APART, EVALUATIONS
 from tunediff.core.text import pluralize
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.verdicts import disturbed_of, why_stopped
@@ -23,6 +34,8 @@ def sentences(pairs: Pairs) -> list[str]:
     look = pairs.look
     if (failed := pairs.failure) is not None:
         return [failure(pairs, failed)]
+    if pairs.verdict == ONE_RUN:
+        return [_one_run(pairs)]
     if (resolution := look.differences[0].resolution) is None:
         return [f"{pluralize(look.rounds, 'pair')} so far: too few for a test."]
     difference, count = _difference(pairs), f"{pluralize(look.rounds, 'pair')} of runs"
@@ -41,6 +54,7 @@ def sentences(pairs: Pairs) -> list[str]:
     runs = [run for pair in pairs.runs for run in pair if run is not None]
     others = [
         _equal_sides(pairs),
+        _evaluations(pairs),
         _quality(pairs),
         disturbed_of(runs, "run"),
         _setup(pairs),
@@ -93,6 +107,18 @@ def diverged(pairs: Pairs) -> str:
     return f"{' and '.join(parts)}: {than}."
 
 
+def _one_run(pairs: Pairs) -> str:
+    (a, b), equal = pairs.names, pairs.test.values
+    sides = " and ".join(
+        side for side, row in zip(SIDES, equal, strict=True) if (row == row[0]).all()
+    )
+    return (
+        f"B ({b}) against A ({a}) is one run, repeated: the noise of a training is not known."
+        f" {_difference(pairs)}; all runs of {sides} are equal. A command that takes {{seed}} can"
+        " be judged."
+    )
+
+
 def _equal_sides(pairs: Pairs) -> str:
     """Return what a comparison of equal sides says of the comparison; '' of another one."""
     if not pairs.test.equal:
@@ -101,7 +127,32 @@ def _equal_sides(pairs: Pairs) -> str:
     if pairs.verdict not in (BETTER, WORSE):
         return f"{what}: that nothing is found is right."
     share = f"{100 * pairs.rules.level:g} %"
-    return f"{what}: this difference is none. {share} of such comparisons may find one."
+    fixed = ", ".join(name for name, what in BEFORE_THE_PAIRS.items() if what == ONE_EACH)
+    return (
+        f"{what}: this difference is none. {share} of such comparisons may find one. Each side has"
+        f" its own: {fixed}."
+    )
+
+
+def _evaluations(pairs: Pairs) -> str:
+    """Return that one side was evaluated more often on its way to the target; '' if it was not."""
+    if pairs.test.counted != "first" or not all(run and run.points for run in pairs.runs[0]):
+        return ""
+    sides = [
+        [run.points for run in side if run is not None and run.points]
+        for side in zip(*pairs.runs, strict=True)
+    ]
+    prints = of_commands(pairs.folder)  # of their points not all are kept
+    a, b = (
+        statistics.median(points[-1].samples if prints else len(points) for points in side)
+        for side in sides
+    )
+    if max(a, b) < 1.5 * min(a, b):
+        return ""
+    return (
+        f"Runs of A have {a:g} evaluations, runs of B {b:g}: the mean of the last {EVALUATIONS} that lie"
+        f" {APART:.0%} of the seconds apart has to meet the target."
+    )
 
 
 def _quality(pairs: Pairs) -> str:
@@ -178,7 +229,8 @@ def failure(pairs: Pairs, run: TrialRecord) -> str:
 def so_far(pairs: Pairs) -> str:
     """Return the line that is printed after every pair."""
     tested = pairs.look.differences[0].resolution
-    verdict = pairs.verdict or ("not decided yet" if tested else "too few for a test")
+    undecided = "not decided yet" if tested else "too few for a test"
+    verdict = (pairs.verdict or undecided).replace("_", " ")
     what = diverged(pairs).removesuffix(".") or _difference(pairs)
     return f"after {pluralize(pairs.look.rounds, 'pair')}: {what}: {verdict}"
 

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tunediff.analysis import Results, disturbed
+from tunediff.analysis import Results, disturbed_count
 from tunediff.analysis.comparison import SPEEDUP, Comparison, speedup_values
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.confirming_runs import nothing_to_confirm
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.journals import not_begun, sessions
-from tunediff.analysis.noise import Noise, unmoved
+from tunediff.analysis.noise import Noise
 from tunediff.analysis.pareto import pareto
 from tunediff.analysis.statistics import Estimate, mean, sd
 from tunediff.core import text
@@ -59,8 +59,8 @@ def search(
         better_than_noise=evidence.better(best) if best is not None else None,
         nothing_to_confirm=nothing_to_confirm(results) or None if confirmation is None else None,
         not_begun=not_begun(results, sessions(results.folder)) or None,
-        disturbed_trials=sum(map(disturbed, results.trials)),
-        unmoved_trials=unmoved(results),
+        disturbed_trials=disturbed_count(results.trials),
+        unmoved_trials=evidence.unmoved,
         **(_confirmed(confirmation) if confirmation is not None else {}),
         configurations=_configurations(compared) if compared is not None else [],
         conclusions=verdicts.conclusions(compared) if compared is not None else [],

@@ -174,7 +174,7 @@ class SearchResult(Result):
     not_begun: str | None
     """how many of the planned trials a search that has ended left out, and why; null where there
     are none, and where it was interrupted"""
-    disturbed_trials: int
+    disturbed_trials: int | None
     """trials during which others used the machine"""
     unmoved_trials: int
     """all trials, where the objective moved in none of them by more than the noise; else 0"""

@@ -41,7 +41,7 @@ def lines(evidence: Evidence) -> list[str]:
     output = ["", text.block(_block(_result(evidence, studied), evidence))]
     # The verdict of confirming runs stands below their table.
     remarks = [] if confirmed is not None else [headline(evidence)]
-    remarks += [verdicts.disturbed_words(evidence), verdicts.unmoved_words(results)]
+    remarks += [verdicts.disturbed_words(evidence), verdicts.unmoved_words(evidence)]
     remarks += results.clocked.sentences
     output += [f"\n{remark}" for remark in remarks if remark]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunediff.analysis import Results, disturbed
+from tunediff.analysis import disturbed
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
-from tunediff.analysis.noise import Noise, unmoved
+from tunediff.analysis.noise import Noise
 from tunediff.analysis.sequential import Look
 from tunediff.analysis.statistics import BETTER, FAILS, SAME, TOO_FEW, WORSE
 from tunediff.core.text import number, pluralize
@@ -164,9 +164,10 @@ def disturbed_words(evidence: Evidence) -> str:
     return disturbed_of(evidence.results.trials, "trial", suffix)
 
 
-def unmoved_words(results: Results) -> str:
+def unmoved_words(evidence: Evidence) -> str:
     """Return a warning if the objective moved in no trial; '' otherwise."""
-    if not unmoved(results):
+    results = evidence.results
+    if not evidence.unmoved:
         return ""
     causes = [
         "the model learns nothing within the budget, for example because a warm-up is longer than"

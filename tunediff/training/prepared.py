@@ -10,11 +10,14 @@ import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
 import pickle
+import random
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from tunediff import config as cfg
@@ -80,9 +83,56 @@ def prepare(options: Mapping[str, Any]) -> str:
         importlib.import_module("torch._dynamo")
         importlib.import_module("torchvision")
     _threads = _Threads()
-    with contextlib.suppress(cfg.ConfigError):  # each run raises it, which ends its trial
+    random.seed(0)  # what a file draws while it is imported begins alike on both sides
+    np.random.seed(0)
+    torch.manual_seed(0)
+    draws = list[str]()
+    root = Path(options["workload"]).absolute().parent
+    # Each run raises the error of its file, which ends its trial
+    with contextlib.suppress(cfg.ConfigError), _noted(draws, root):
         cfg.find(options["workload"]).code  # noqa: B018 – imports it
-    return "it has started CUDA" if _has_started_cuda() else ""
+    if _has_started_cuda():
+        return "it has started CUDA"
+    return f"{draws[0]} draws a seed of its own while it is imported" if draws else ""
+
+
+@contextlib.contextmanager
+def _noted(draws: list[str], root: Path) -> Iterator[None]:
+    """Note which lines of files below `root` ask the system for random numbers meanwhile: a draw
+    that one template keeps would be the same in all runs of a side, and so no noise to a test.
+
+    Python, numpy and torch ask through these functions; what a library draws while a file imports
+    it is none of the file's.
+    """
+
+    def watched(function: Callable[..., Any], seeds: bool) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            if not seeds or (args[1:] or tuple(kwargs.values())) in ((), (None,)):
+                draws.extend(_line_of(root))
+            return function(*args, **kwargs)
+
+        return asked
+
+    places = ((os, "urandom"), (random, "_urandom"), (torch, "seed"), (random.Random, "seed"))
+    functions = [getattr(place, name) for place, name in places]
+    for (place, name), function in zip(places, functions, strict=True):
+        setattr(place, name, watched(function, place is random.Random))
+    try:
+        yield
+    finally:
+        for (place, name), function in zip(places, functions, strict=True):
+            setattr(place, name, function)
+
+
+def _line_of(root: Path) -> Iterator[str]:
+    """Yield the line of a file below `root` that calls now, unless a module that it imports does."""
+    frame = sys._getframe(2)
+    while frame is not None and "importlib" not in (name := frame.f_code.co_filename):
+        if Path(name).is_relative_to(root) and "site-packages" not in name:
+            yield f"{Path(name).name}:{frame.f_lineno}"
+            return
+        frame = frame.f_back  # type: ignore[assignment]
 
 
 def _has_started_cuda() -> bool:

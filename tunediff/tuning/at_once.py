@@ -130,12 +130,13 @@ class Turns:
     def order(self, round_: int) -> list[int]:
         """Return the candidates of a round in the order in which they begin.
 
-        Every other one runs backwards, so that a machine that slows down favours no candidate.
+        Every other one runs backwards, so that a machine that slows down favours no candidate; of
+        rounds at the same time every other one too, so that no candidate has the even devices.
         Where a round has more runs than there are devices, these are as many rounds as fill all
         devices, and later ones begin with other candidates, so that neighbours change.
         """
         order, shift = list(range(self._candidates)), 0
-        cycle = round_ // self.groups
+        cycle = round_ // self.groups + round_ % self.groups
         if 1 < self.at_once < self._candidates:
             cycle = round_ * self._candidates // math.lcm(self._candidates, self.at_once)
             shift = cycle // 2 % self._candidates

@@ -47,7 +47,7 @@ def won(context: ReportContext, figures: Figures) -> Html:
         parts += [_near(context), note(_chance(context))]
     if context.confirming:
         parts.append(note(context.confirming))
-    if remark := unmoved_words(context.results):
+    if remark := unmoved_words(context.evidence):
         parts.append(el("p", remark))
     changed = context.results.changed(winner)
     if changed and context.highlights.baseline is not None:
@@ -95,6 +95,8 @@ def _chance(context: ReportContext) -> str:
     elif results.space.confirm is not None:
         why = nothing_to_confirm(results) if context.over else ""
         test = f"Nothing to confirm: {why}." if why else "Nothing is confirmed yet."
+    elif results.space.workload.same_seed:
+        test = "One run each, repeated: the noise of a training is not known without {seed}."
     elif results.space.kind == "search" and not results.by_rate:
         words = ("--resume", results.folder.name, "--confirm", "1")
         again = text.command("search", *words, storage=results.folder.parent)
