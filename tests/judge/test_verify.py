@@ -304,7 +304,8 @@ def test_a_program_without_a_seed_has_none_that_follow(program, capsys):
 
 
 def test_equal_sides_have_other_seeds_of_the_same_stream_and_are_verified(program, capsys):
-    code = compare.main(["--run", RUN, "lr=1", "--equal", *WORDS, "--out", "proof", "--json"])
+    rules = ["--level", "0.001", "--pairs", "3"]
+    code = compare.main(["--run", RUN, "lr=1", "--equal", *rules, *WORDS, "--out", "proof", "--json"])
     result = json.loads(capsys.readouterr().out)
     assert (code, result["equal_sides"], result["changed"]) == (10, True, {})
     assert result["a_digest"] == result["b_digest"]
