@@ -14,7 +14,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.trial_record import End
-from tunediff.tuning import sampling
+from tunediff.tuning import search_study
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
 
@@ -197,8 +197,8 @@ def test_a_finished_trial_that_optuna_did_not_hear_of_is_told(make):
 
 def test_resume_seeds_the_sampler_by_the_number_of_the_next_trial(make, monkeypatch):
     """Seeded as at the start, a resumed search would draw its first points again."""
-    seeds, default_sampler = [], sampling.default_sampler
-    monkeypatch.setattr(sampling, "default_sampler", lambda seed: seeds.append(seed) or default_sampler(seed))
+    seeds, named = [], search_study.sampler_named
+    monkeypatch.setattr(search_study, "sampler_named", lambda name, seed: seeds.append(seed) or named(name, seed))
     first = make(seed=5)
     for name in ("a", "b"):
         end(first, first.suggest(name), name)

@@ -18,7 +18,7 @@ from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import knowledge, sampling, sessions, warm_start
+from tunediff.tuning import knowledge, sessions, warm_start
 from tunediff.tuning.experiment import durations, time_is_up
 from tunediff.tuning.search_study import SearchStudy
 from tunediff.tuning.study_file import FAULTS, STUDY, study_in
@@ -69,7 +69,7 @@ class OptunaProposer:
         name, storage = study_in(space.storage, experiment) if storage is None else (STUDY, storage)
         # The seed moves on: a resumed search must not draw its first points again.
         seed = space.seed + self._next
-        self.study = SearchStudy(space, storage, sampling.named(space.sampler), seed, name)
+        self.study = SearchStudy(space, storage, seed, name)
 
         # A kill may end any of these steps: each adds only what the study does not hold yet.
         self._add_from_journals()

@@ -3,17 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import optuna
 from optuna.trial import FixedTrial, FrozenTrial, Trial, TrialState
 
-from tunediff.config import Values
+from tunediff.config import ConfigError, Values
 from tunediff.core.trial_record import Role, TrialRecord
 from tunediff.search_space import Draw, SearchSpace, to_params
 from tunediff.tuning import knowledge
 from tunediff.tuning.study_file import STUDY
+
+
+def sampler_named(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """Return Optuna's sampler of that name. Raises `ConfigError` without its package."""
+    # Groups, since knobs of a union's member are drawn only with it; five points at random first
+    how = {"multivariate": True, "group": True, "constant_liar": True, "n_startup_trials": 5}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            sampler: optuna.samplers.BaseSampler = getattr(optuna.samplers, name)(
+                seed=seed, **(how if name == "TPESampler" else {})
+            )
+            return sampler
+    except ImportError as error:
+        raise ConfigError(f"sampler: {name}: a package is missing: {error}") from None
 
 
 class SearchStudy:
@@ -28,11 +44,10 @@ class SearchStudy:
         self,
         space: SearchSpace,
         storage: optuna.storages.BaseStorage,
-        sampler: Callable[[int], optuna.samplers.BaseSampler],
         seed: int,
         name: str = STUDY,
     ) -> None:
-        """Open or make the study `name` in `storage`; `sampler` makes its sampler from a seed."""
+        """Open or make the study `name` in `storage`; `seed`: of the sampler."""
         self.space, self._storage, self._draws = space, storage, Draw(space.dimensions)
         self._modes = [space.mode] if space.cost is None else [space.mode, "min"]
         self._reported: dict[int, dict[int, float]] = {}
@@ -43,7 +58,7 @@ class SearchStudy:
             load_if_exists=True,
             pruner=optuna.pruners.NopPruner(),
             directions=["minimize" if mode == "min" else "maximize" for mode in self._modes],
-            sampler=sampler(seed),
+            sampler=sampler_named(space.sampler, seed),
         )
 
     # ---- points
