@@ -10,7 +10,6 @@ import numpy
 import pytest
 import torch
 
-from tunediff.core import files
 from tunediff.core.files import write_atomically, write_csv, write_text
 
 
@@ -79,12 +78,6 @@ def test_file_mode_follows_the_umask(tmp_path, umask, mode):
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "result.csv").stat().st_mode) == mode
-
-
-def test_a_file_system_without_locks_is_noticed(tmp_path, no_locks):
-    assert files.has_locks(tmp_path)
-    no_locks(errno.ENOLCK)
-    assert not files.has_locks(tmp_path)
 
 
 def test_cells_of_a_table_are_numbers_or_text(tmp_path):

@@ -18,8 +18,6 @@ from tunediff.core.journal import Journal
 from tunediff.core.lock import alone
 from tunediff.tuning import experiment
 from tunediff.tuning.optuna_proposer import OptunaProposer
-from tunediff.tuning.search_study import SearchStudy
-from tunediff.tuning.study_file import STUDY
 
 FILE = """
 workload: toy
@@ -108,7 +106,7 @@ def test_seconds_to_a_target_are_the_objective_of_what_reports_its_metric(study,
         assert (result["best_trial"], result["best_value"]) == ("t0002", 4.0)
         axes = one.search.figure().axes[0]
         assert (axes.get_ylabel(), axes.lines[-1].get_label()) == ("error, lower is better", "target error<=1")
-    told = optuna.load_study(study_name=STUDY, storage=f"sqlite:///{tmp_path}/night/study.db").trials
+    told = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path}/night/study.db").trials
     assert told[1].value > max(told[0].value, told[2].value)
 
 
@@ -261,25 +259,17 @@ def test_a_study_that_exists_is_opened_by_its_name_alone(study, tmp_path):
         tunediff.open_study(tmp_path / "toy.yaml", name="night", storage=tmp_path)
 
 
-@pytest.mark.parametrize(("full_at", "time_s"), [("point", None), ("end", 4.0), ("study.db", None)])
+@pytest.mark.parametrize(("full_at", "time_s"), [("point", None), ("end", 4.0)])
 def test_value_is_kept_that_is_told_again_after_a_full_disk(study, tmp_path, monkeypatch, full_at, time_s):
-    write, learn, full = Journal.write, SearchStudy.tell, [True]
-
-    def refuse(file, error):
-        if file == full_at and full:
-            full.clear()  # room is made after that
-            raise error
+    write, full = Journal.write, [True]
 
     def write_unless_full(journal, event, **content):
-        refuse(event, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        if event == full_at and full:
+            full.clear()  # room is made after that
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(journal, event, **content)
 
-    def learn_unless_full(study, *args):
-        refuse("study.db", optuna.exceptions.StorageInternalError("database or disk is full"))
-        learn(study, *args)
-
-    for owner, name, replaced in ((Journal, "write", write_unless_full), (SearchStudy, "tell", learn_unless_full)):
-        monkeypatch.setattr(owner, name, replaced)
+    monkeypatch.setattr(Journal, "write", write_unless_full)
     with study() as one:
         trial = one.ask()
         with pytest.raises(tunediff.TunediffError, match="night cannot be written"):

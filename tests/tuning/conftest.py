@@ -155,21 +155,16 @@ def _migrations_are_read_once():
 
 @pytest.fixture
 def make(tmp_path):
-    """Makes the searcher of a search in `tmp_path`; `changes` are of its file.
-
-    `in_file`: its study is a file, which tests may lose or damage; others are kept in memory, which takes a tenth.
-    """
+    """Makes the searcher of a search in `tmp_path`; `changes` are of its file."""
     from tunediff.ray_backend.searcher import Searcher
     from tunediff.tuning.optuna_proposer import OptunaProposer
 
     (tmp_path / "trials").mkdir()
-    memory = optuna.storages.InMemoryStorage()
 
-    def make(slots=1, spent_s=0.0, device="cpu", here=None, places=None, in_file=False, **changes):
+    def make(slots=1, spent_s=0.0, device="cpu", places=None, **changes):
         content = {key: value for key, value in (FILE | changes).items() if value is not None}
         space = search_space.parse(content, "x.yaml")
-        storage = None if in_file else memory
-        proposer = OptunaProposer(space, tmp_path, spent_s, device=device, here=here, storage=storage)
+        proposer = OptunaProposer(space, tmp_path, spent_s, device=device)
         return Searcher(proposer, AskedBackend(places or pool(slots)))
 
     return make

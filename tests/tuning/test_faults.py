@@ -283,7 +283,7 @@ def test_a_hung_collective_times_out(search):
 
 
 def test_damaged_files_are_told_apart_from_lost_ones(search):
-    """After a kill: a checkpoint of garbage, a journal with half a line, half a study file."""
+    """After a kill: a checkpoint of garbage, a journal with half a line."""
     one, process = begin(search, "files")
     one.wait_for(has(one, "t0001", 1))
     one.family = set(of_search(process))
@@ -295,15 +295,12 @@ def test_damaged_files_are_told_apart_from_lost_ones(search):
     (one.folder / "trials" / "t0001" / "checkpoint.pt").write_bytes(b"garbage" * 100)
     with open(one.folder / "trials" / "t0001" / "journal.jsonl", "a") as journal:
         journal.write('{"event": "point", "ind')
-    study = one.folder / "study.db"
-    study.write_bytes(study.read_bytes()[: study.stat().st_size // 2])
     assert one.run("--resume", "files") == 0
     assert one.journals["t0000"] == finished
-    assert "is damaged" in one.log
     settle(
         one,
         one.process,
-        "checkpoint, journal line and study damaged",
+        "checkpoint and journal line damaged",
         "garbage, cut in half",
         ["ok"] * 4,
         before=True,
@@ -427,7 +424,7 @@ fcntl.flock, fcntl.lockf = without(flock), without(lockf)
 
 
 def test_file_system_without_locks_works_with_a_warning(search, tmp_path, monkeypatch):
-    """As NFS without its lock daemon: Python's locks are refused, and SQLite is told to ask for none."""
+    """As NFS without its lock daemon: Python's locks are refused."""
     (tmp_path / "early").mkdir()
     (tmp_path / "early" / "sitecustomize.py").write_text(LOCKLESS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "early"), prepend=os.pathsep)
@@ -440,7 +437,6 @@ def test_file_system_without_locks_works_with_a_warning(search, tmp_path, monkey
     assert process.wait(WAIT_S) == 130
     settle(one, process, "file system without locks", "flock and lockf raise ENOLCK", ["ok"] * 4)
     assert "is running in another process" not in one.log
-    assert not list(one.folder.glob("study.db.damaged*"))
 
 
 SWITCHES = """

@@ -129,7 +129,6 @@ def test_faults_become_statuses_kills_lose_nothing_and_finalists_run_again(searc
     process.wait()
     assert all_gone(family) == []
     before = one.journals
-    assert [t.state.name for t in one.study] == ["COMPLETE"] * 5 + ["RUNNING"]
 
     # Resume measures what is left and leaves the process as it was; again, it does nothing twice.
     script = [sys.executable, "-c", RESUME]

@@ -31,6 +31,7 @@ from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
 from tunediff.core.logs import errors_only
 from tunediff.core.point import QUANTITIES, Point
+from tunediff.core.progress import log_exceptions
 from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import RESERVED, STATUSES, WORDS, End
@@ -135,6 +136,9 @@ class AskTellStudy:
             with self._checked():
                 device = resources.local().device
                 self._proposer = OptunaProposer(self.space, folder, before_s, device=device)
+                stack.callback(
+                    log_exceptions, "the study", self._proposer.study.write, folder / "study.db"
+                )
             # Trials that have not ended begin again: their points are void.
             ended = [trial for trial in record.read_trials(folder) if trial.finished]
             self._stopping = early_stopping(self.space, ended)
@@ -250,7 +254,7 @@ class AskTellStudy:
                 raise ConfigError(f"{self.folder.name}: the study was closed; {again}")
             try:
                 yield
-            except OptunaProposer.FAULTS as error:
+            except OSError as error:
                 raise TunediffError(f"{self.folder} cannot be written: {error}") from error
 
     def _report(
@@ -263,7 +267,6 @@ class AskTellStudy:
             sessions.alive(self.folder)
             self._listeners.tell("point", trial.name, point.flat)
             result = reported(point, self.space)
-            self._proposer.report(trial._spec, result)
             if self.space.target is not None:
                 return TIME_TO_TARGET in point
             return self._stopping is not None and self._stopping.stops(trial._spec, result)

@@ -159,7 +159,12 @@ def workload_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
         )
     dimensions = tuple(dimension for dimension in space.dimensions if dimension.name not in engine)
     search = {name: spec for name, spec in content["search"].items() if name not in engine}
-    return dataclasses.replace(space, dimensions=dimensions), {**content, "search": search}
+    candidates = tuple(
+        {name: value for name, value in point.items() if name not in engine}
+        for point in space.candidates
+    )
+    space = dataclasses.replace(space, dimensions=dimensions, candidates=candidates)
+    return space, {**content, "search": search}
 
 
 def planned(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import io
 import itertools
 import math
@@ -16,7 +15,6 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote
 
 STORAGE = Path("ray_results")
 """Default folder of all searches."""
@@ -126,26 +124,9 @@ def write_csv(
     write_atomically(path, lambda file: file.write(table.getvalue().encode("utf-8", "replace")))
 
 
-def has_locks(folder: Path) -> bool:
-    """Return whether the file system supports file locks; some NFS and Lustre mounts do not."""
-    try:
-        file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed below
-    except OSError:  # where nothing can be written there is nothing to lock
-        return True
-    with file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-    return True
-
-
 def study_url(path: Path) -> str:
     """Return the URL of an Optuna study in a file; `%` and `?` in its path are quoted."""
-    if has_locks(path.parent):
-        return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
-    # SQLite refuses a file that it cannot lock, unless told so in a URI, which is quoted once more.
-    return f"sqlite:///file:{quote(quote(str(path)))}?nolock=1&uri=true"
+    return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
 
 
 def private_temporary() -> Path:

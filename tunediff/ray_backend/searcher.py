@@ -55,18 +55,13 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         if self.broken is None:
             try:
                 spec = self._dispatcher.start()
-            except self.proposer.FAULTS as error:
+            except OSError as error:
                 self.broken = error
         if spec is None:
             over = self.broken is not None or self._dispatcher.over
             return str(RaySearcher.FINISHED) if over else None
         self._running[trial_id] = spec
         return {**spec.drawn, "trial": spec.name, SPEC: spec}
-
-    def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
-        """Keep the curve in the study."""
-        if (spec := self._running.get(trial_id)) is not None:
-            self.proposer.report(spec, result)
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False
@@ -78,9 +73,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             return
         try:
             self._dispatcher.finish(spec, lambda spec: self._settle(spec, error))
-        except (
-            self.proposer.FAULTS
-        ) as fault:  # a resumed search brings the study up to the journals
+        except OSError as fault:  # a resumed search knows what the journals say
             self.broken = fault
 
     def _settle(self, spec: TrialSpec, error: bool) -> None:

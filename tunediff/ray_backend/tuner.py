@@ -18,6 +18,7 @@ from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.listeners import Listeners
 from tunediff.core.logs import errors_only
+from tunediff.core.progress import log_exceptions
 from tunediff.core.trial_record import read_trials
 from tunediff.ray_backend.cluster import beside
 from tunediff.ray_backend.searcher import Driver, Searcher
@@ -38,9 +39,7 @@ def search(
     """
     with errors_only("optuna", "ray.tune"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="optuna|ray")
-        proposer = OptunaProposer(
-            space, folder, before_s, device=backend.device, here=backend.environment
-        )
+        proposer = OptunaProposer(space, folder, before_s, device=backend.device)
         searcher = Searcher(proposer, backend)
         try:
             with (
@@ -54,6 +53,8 @@ def search(
             if (why := unwritable(folder)) is None:
                 raise
             return why
+        finally:
+            log_exceptions("the study", proposer.study.write, folder / "study.db")
     return (unwritable(folder) or str(searcher.broken)) if searcher.broken is not None else None
 
 

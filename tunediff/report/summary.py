@@ -148,7 +148,7 @@ def _files(evidence: Evidence) -> dict[str, str]:
     if (folder / PAGE).is_file():
         names["report"] = PAGE
     files = {key: str(folder / name) for key, name in names.items()}
-    files["study"] = space.storage or study_url(folder / "study.db")
+    files["study"] = study_url(folder / "study.db")
     if best is not None:
         files["export"] = text.command("export", folder.name, storage=folder.parent)
     return {"report": text.command("report", folder.name, storage=folder.parent), **files}

@@ -100,8 +100,6 @@ class RunOptions:
 
     early_stopping: EarlyStopping = "none"
     sampler: Sampler = "TPESampler"  # of Optuna, which draws the points of search:
-    storage: Str | None = None
-    # database of the Optuna study, e.g. postgresql://host/name; absent: study.db in the folder
     seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
     fresh: Bool = False  # no effect: every trial runs in a process of its own
     alone: Bool = False  # one trial has the machine to itself, however many GPUs there are

@@ -1,27 +1,22 @@
-"""Propose the trials of a search: points from Optuna, with the journals as the truth.
-
-The study holds nothing that cannot be rebuilt from the journals (`_read_study`).
-"""
+"""Propose the trials of a search: points from Optuna, with the journals as the truth."""
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import optuna
-from optuna.trial import Trial, TrialState
+from optuna.trial import Trial
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import knowledge, sessions, warm_start
+from tunediff.tuning import knowledge, sessions
 from tunediff.tuning.experiment import durations, time_is_up
 from tunediff.tuning.search_study import SearchStudy
-from tunediff.tuning.study_file import FAULTS, STUDY, study_in
 from tunediff.tuning.trial_spec import TrialSpec
 from tunediff.tuning.tried import Tried
 
@@ -29,121 +24,48 @@ REDRAWS = 20
 """Known or impossible draws of TPE in a row after which random draws replace them."""
 RANDOM_REDRAWS = 500
 """Random draws in a row that may be impossible or known before the space counts as used up."""
-WARM_POINTS = 3
-"""Points of an earlier search with another evaluation protocol or budget that are tried first."""
-WARM_STARTED = "warm_started"
-"""Attribute of a study that has taken in all of the earlier search."""
 
 
 class OptunaProposer:
     """Proposes points that are new, possible and not ruled out; a `loop.Proposer`.
 
     In this order: trials that were running when the search ended, under their old names, so that
-    they continue from their checkpoints; the candidates of the search file and of an earlier
-    search, which wait in Optuna's queue; draws.
+    they continue from their checkpoints; the candidates of the search file; draws.
     """
-
-    FAULTS = FAULTS
 
     def __init__(
         self,
         space: SearchSpace,
         experiment: Path,
         spent_s: float = 0.0,
-        storage: optuna.storages.BaseStorage | None = None,
         device: str = "cpu",
-        here: Mapping[str, Any] | None = None,
     ) -> None:
-        """`spent_s`: wall-clock of the sessions before this one; `storage` keeps the study, by
-        default what the space names; `device`: "cpu" or "cuda", what trials train on; `here`: on
-        what machine, see `environment.differences`."""
+        """`spent_s`: wall-clock of the sessions before this one; `device`: "cpu" or "cuda", what
+        trials train on."""
         self.space, self.experiment = space, experiment
         self._started, self._spent_s, self._time_was_up = time.monotonic(), spent_s, False
         self._running: dict[str, Trial] = {}
         """Optuna's trials of all that have not ended, by name."""
-        self._unfinished: list[TrialSpec] = []
         self._records = record.read_trials(experiment)
         self._durations = durations(self._records)
-        self._next = 1 + max((trial.number for trial in self._records), default=-1)
+        self._numbers = {trial.number for trial in self._records}
         self._tried = Tried(space, device, self._records)
-        name, storage = study_in(space.storage, experiment) if storage is None else (STUDY, storage)
         # The seed moves on: a resumed search must not draw its first points again.
-        seed = space.seed + self._next
-        self.study = SearchStudy(space, storage, seed, name)
-
-        # A kill may end any of these steps: each adds only what the study does not hold yet.
-        self._add_from_journals()
-        self._read_study()
-        known = [trial.drawn for trial in self._records] + [run.drawn for run in self._unfinished]
-        for drawn_values in space.candidates:
-            if drawn_values not in known and not self.study.is_queued(drawn_values):
-                self.study.enqueue(drawn_values)
-        if space.warm_start is not None and not self.study.optuna.user_attrs.get(WARM_STARTED):
-            self._start_warm(warm_start.prior_trials(space, Path(space.warm_start), device, here))
-            self.study.optuna.set_user_attr(WARM_STARTED, True)
-
-    # ---- what is known from the start
-    def _add_from_journals(self) -> None:
-        """Add trials that only the journals have: the study was lost, or they run again."""
-        names = {frozen.user_attrs.get("trial") for frozen in self.study.trials()}
-        running = self.study.trials(TrialState.RUNNING)
-        running_names = {frozen.user_attrs.get("trial") for frozen in running}
+        self.study = SearchStudy(space, space.seed + self._next)
+        self._unfinished: list[TrialSpec] = []
         for trial in self._records:
-            if trial.name not in (names if trial.finished else running_names):
-                self.study.add(trial.drawn, TrialState.RUNNING, {"trial": trial.name})
-
-    def _read_study(self) -> None:
-        """Read the study; tell it ends in the journals, and find trials to continue."""
-        records = {trial.name: trial for trial in self._records}
-        for frozen in self.study.trials():
-            name, running = frozen.user_attrs.get("trial"), frozen.state == TrialState.RUNNING
-            if name is not None:
-                role, drawn = self.study.run(frozen)
-                # A trial may have been killed before its journal began: only the study has its name
-                self._next = max(self._next, int(name[1:]) + 1)
-                if running and (ended := records.get(name)) is not None and ended.finished:
-                    self.study.tell(self.study.running(frozen), ended, self._records)
-                elif running:
-                    config = self.space.config(drawn)
-                    self._tried.add(config, name)
-                    trial = self.study.running(frozen)
-                    self._unfinished.append(self._spec(name, trial, config, drawn, role))
-            elif "from" in frozen.user_attrs and frozen.state.is_finished():
-                config = self.space.config(self.study.run(frozen)[1])
-                self._tried.add(config, origin := frozen.user_attrs["from"])
-                # A reused failure goes on ruling out others
-                if status := frozen.user_attrs.get("status"):
-                    knobs, end = cfg.flat(config), End(status)
-                    self._records.append(TrialRecord(origin, -1, knobs, {}, "", end=end))
-            elif running:  # killed between ask and naming
-                self.study.drop(self.study.running(frozen))
-
-    def _start_warm(self, priors: list[warm_start.PriorTrial]) -> None:
-        """Add the trials of an earlier search that this space can express to the study.
-
-        Trials with the same evaluation protocol, budget and machine count as results, and none but
-        the baseline is run again. The best of other trials are only tried first.
-        """
-        best, added = 0, {frozen.user_attrs.get("from") for frozen in self.study.trials()}
-        for prior in priors:
-            if prior.origin in added:
-                best += not prior.counts
-                continue
-            trial, config = prior.trial, self.space.config(prior.drawn)
-            if self._tried.is_baseline(config) or self._tried.equivalent(config) is not None:
-                continue
-            if prior.counts:
-                values = self.study.values(trial)
-                attributes = {"from": prior.origin, "status": str(trial.status)}
-                if values is None:
-                    attributes["penalty"] = "yes"
-                    values = self.study.penalty(trial)
-                self.study.add(prior.drawn, TrialState.COMPLETE, attributes, values)
-                self._tried.add(config, prior.origin)
-                self._records.append(trial)
-            elif trial.status == "ok" and best < WARM_POINTS:
-                best += 1
-                self.study.enqueue(prior.drawn, **{"from": prior.origin})
+            begun = self.study.begin(trial.drawn)
+            begun.set_user_attr("trial", trial.name)
+            if trial.finished:
+                self.study.tell(begun, trial, self._records)
+            else:
+                config = space.config(trial.drawn)
+                self._tried.add(config, trial.name)
+                spec = self._spec(trial.name, begun, config, trial.drawn, trial.role)
+                self._unfinished.append(spec)
+        known = [trial.drawn for trial in self._records]
+        self._listed = [point for point in space.candidates if point not in known]
+        """Points of the search file that have not begun."""
 
     # ---- the next trial
     def ask(self) -> TrialSpec | None:
@@ -161,8 +83,14 @@ class OptunaProposer:
 
         The first trial runs in any case: start-up may take what a short limit leaves over.
         """
-        trials = self.space.budget.trials  # it may have been lowered since
-        return self._next < trials and (self._next == 0 or not self._time_is_up())
+        is_first = self._next == 0
+        return self._next < self.space.budget.trials and (is_first or not self._time_is_up())
+
+    @property
+    def _next(self) -> int:
+        """Return the number of the next trial; one that was killed before its journal began has
+        left a gap."""
+        return next(number for number in itertools.count() if number not in self._numbers)
 
     def _draw(self) -> TrialSpec | None:
         """Ask Optuna for a point to run; None: space or number of trials are used up."""
@@ -183,16 +111,21 @@ class OptunaProposer:
             self.study.optuna.sampler = sampler
 
     def _draw_once(self) -> TrialSpec | None:
-        """Ask Optuna for one point; None, after Optuna knows why, if it is not run."""
-        trial = self.study.optuna.ask()
-        role, drawn = self.study.run(trial)
+        """Take the next listed point, or ask Optuna for one; None, after Optuna knows why, if it is
+        not run."""
+        listed = bool(self._listed)
+        if listed:
+            drawn = self._listed.pop(0)
+            trial = self.study.begin(drawn)
+        else:
+            trial, drawn = self.study.draw()
+        role: Role = "repeat" if "seed" in trial.user_attrs else "draw"
         try:
             config: Systems = self.space.config(drawn)
         except ConfigError as error:  # knobs that contradict each other
             self.study.drop(trial, refused=str(error))
             return None
         # The search file asks for the very run that it lists, even if it trains as another does
-        listed = drawn in self.space.candidates
         twin = self._tried.exact(config) or (None if listed else self._tried.equivalent(config))
         if twin is not None:  # a run would only repeat a known result
             self.study.drop(trial, same_as=twin)
@@ -204,7 +137,8 @@ class OptunaProposer:
             failed = knowledge.smaller_oom_trial(cfg.flat(config), self._records)
             self.study.rule_out(trial, why, failed)
             return None
-        name = self._next_name()
+        self._numbers.add(number := self._next)
+        name = f"t{number:04d}"
         self._tried.add(config, name)
         trial.set_user_attr("trial", name)
         spec = self._spec(name, trial, config, drawn, role)
@@ -212,10 +146,6 @@ class OptunaProposer:
             self._skip(spec, why)
             return None
         return spec
-
-    def _next_name(self) -> str:
-        self._next += 1
-        return f"t{self._next - 1:04d}"
 
     def _spec(
         self, name: str, trial: Trial, config: Systems, drawn: Values, role: Role
@@ -236,10 +166,6 @@ class OptunaProposer:
         return time_is_up(self.space, self._durations, spent_s)
 
     # ---- how a trial goes
-    def report(self, spec: TrialSpec, result: Mapping[str, Any]) -> None:
-        """Keep a point of a trial's curve in the study."""
-        self.study.report(self._running[spec.name], result)
-
     def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float) -> None:
         """Report to Optuna how a trial ended; no record: its driver died before it began."""
         trial = self._running[spec.name]
