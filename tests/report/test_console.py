@@ -105,16 +105,6 @@ def test_names_of_confirming_runs_have_their_folder(tmp_path, capsys):
     assert [row.split()[0] for row in rows] == ["confirm/t0000", "confirm/t0002", "confirm/t0001"]
 
 
-def test_a_reused_search_is_mentioned_at_the_start_alone(tmp_path, capsys):
-    searches.night(tmp_path / "earlier")
-    space = searches.make(tmp_path / "night", searches.FILE | {"warm_start": str(tmp_path / "earlier")})
-    console.Console(tmp_path / "night", space).say_reused("cpu", None)
-    assert "warm start: none of the 3 results of earlier is reused (CPU slow one there," in capsys.readouterr().out
-    searches.write(tmp_path / "night", space, 0)
-    console.Console(tmp_path / "night", space).say_reused("cpu", None)
-    assert "warm start" not in capsys.readouterr().out
-
-
 # ------------------------------------------------------------------------------------------------------------ hardware
 def on_gpu(folder, number, model):
     worker = {"device": model, "threads": 1, "environment": {"gpus": [f"{model}, 400.00 W"]}}

@@ -143,7 +143,6 @@ def _run(
         devices = stack.enter_context(contextlib.ExitStack())
         backend = devices.enter_context(opened)
         backend.say_through(shown.say)
-        log_exceptions("the warm start", shown.say_reused, backend.device, backend.environment)
         if options.address is not None and (warning := experiment.foreign(folder, backend)):
             shown.say(f"WARNING: {warning}")
         listeners.speak_through(shown.say)

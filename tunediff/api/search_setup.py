@@ -37,6 +37,8 @@ from tunediff.tuning.templates import Templates
 
 log = logging.getLogger(__name__)
 
+WARM_POINTS = 5
+"""Points of an earlier search that are tried first."""
 NODE_CORES = 9
 """CPU cores assumed for a cluster's nodes: more than all searched loader processes."""
 
@@ -64,7 +66,7 @@ class SearchKeywords(TargetOptions, JobOptions):
     )
     seed: int | None = option(None, "seed of the search")
     warm_start: str | None = option(
-        None, "an earlier search whose trials this one knows already", metavar="NAME"
+        None, "an earlier search, whose best points are tried first", metavar="NAME"
     )
     early_stopping: str | None = option(
         None, "the rule that stops trials early", choices=search_space.EARLY_STOPPING
@@ -339,10 +341,37 @@ def _new(options: SearchOptions) -> SearchRequest:
     space = search_space.parse(
         narrowed.content, str(path), path.parent, narrowed.words, _limits(options)
     )
+    content = narrowed.content
+    if (name := options.warm_start or content.get("warm_start")) is not None:
+        points = _best_points(str(name), space, options)
+        content = {**content, "first": [*content.get("first", ()), *points]}
+        space = search_space.parse(
+            content, str(path), path.parent, narrowed.words, _limits(options)
+        )
+        log.info("the best %d configurations of %s are tried first", len(points), name)
     if (seed := options.seed) is not None:
         allow(0 <= seed < 2**32, "--seed", seed, "a whole number of at least 0 and below 2^32")
         space = dataclasses.replace(space, seed=seed)
-    return SearchRequest(storage / (options.name or _name(path)), space, narrowed.content, inferred)
+    return SearchRequest(storage / (options.name or _name(path)), space, content, inferred)
+
+
+def _best_points(name: str, space: SearchSpace, options: SearchOptions) -> list[Lines]:
+    """Return the best configurations of an earlier search that this space can express.
+
+    Raises `ConfigError` where there is no such search.
+    """
+    where = "--warm-start" if options.warm_start is not None else f"{space.source}: warm_start"
+    try:
+        allow(space.kind == "search", "", name, "with search:, which draws")
+        earlier = analysis.read(search_space.folder_of(name, options.folder_of_all))
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+    points = list[Lines]()
+    for outcome in earlier.ranked:
+        drawn = search_space.values_in(space, outcome.trial.config)
+        if drawn is not None and not outcome.failures and drawn not in space.candidates:
+            points.append(drawn)
+    return points[:WARM_POINTS]
 
 
 def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[Lines, bool]:
@@ -389,14 +418,6 @@ def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
         confirms = isinstance(content.get("confirm"), dict)
         allow(confirms, "--parallel", True, "with confirm: in the file, or --confirm 1 or more")
         content["confirm"] = {**content["confirm"], "parallel": True}
-    where = f"{path}: warm_start" if options.warm_start is None else "--warm-start"
-    name = options.warm_start or content.get("warm_start")
-    if isinstance(name, str):  # anything else is refused with the file's other lines
-        try:
-            earlier = search_space.folder_of(name, options.folder_of_all)
-            content["warm_start"] = str(search_space.of_search(earlier).parent)
-        except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
     return content
 
 

@@ -24,7 +24,6 @@ from tunediff.report.trial_warnings import TrialWarnings
 from tunediff.report.verdicts import OTHERS
 from tunediff.report.words import noted, versus
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import warm_start
 
 
 class Console(Listener):
@@ -118,12 +117,6 @@ class Console(Listener):
         ):
             self.say(line)
         self._heartbeat.workers_requested()
-
-    def say_reused(self, device: str, machine: Mapping[str, Any] | None) -> None:
-        """Print how much of an earlier search is reused; arguments: `environment.differences`."""
-        words = "" if self.results.trials else warm_start.describe(self.space, device, machine)
-        if words:
-            self.say(words)
 
     # ---- events
     def start(self, trial: str, content: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from tunediff.analysis import evaluating
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.search_space import SearchSpace
-from tunediff.tuning import confirming, resources, warm_start
+from tunediff.tuning import confirming, resources
 
 if TYPE_CHECKING:
     from tunediff.training.probe import Measured
@@ -28,7 +28,7 @@ def values(
     """Return what a search will run and cost, in JSON types.
 
     Seconds are estimates of wall-clock; None means unknown. measured: timings and sizes on this
-    machine. on_this_machine: whether trials run on it too; else what is reused is unknown.
+    machine. on_this_machine: whether trials run on it too.
     """
     machine, sizes, budget = resources.local(), resources.world_sizes(space), space.budget
     share = resources.share(space, machine)
@@ -39,7 +39,6 @@ def values(
     within = round(cost.within_limit(share.least)[0] * share.slots)
     trials = min(budget.trials, max(share.slots, within))
     device_hours = _device_hours(space, trials, max(sizes), share.slots)
-    reused = _reused(space, folder, machine.device) if on_this_machine else []
     plan = {
         **_runs(space),
         **confirms,
@@ -57,7 +56,7 @@ def values(
         "space": {dimension.name: str(dimension) for dimension in space.dimensions},
         "first": [space.changed(point) for point in space.candidates],
         "skipped": skipped(space),
-        "notes": [*share.notes, *reused],
+        "notes": list(share.notes),
     }
     # Do not refuse a search because of timings that were made while other processes used the cores.
     certain = evaluating.Cost.of(space, confirms).parts(share.least) if plan["disturbed"] else spent
@@ -146,16 +145,6 @@ def _batch(space: SearchSpace) -> list[str]:
         f"batch: {loader.batch_size} {space.workload.unit} per optimizer step:"
         f" {text.pluralize(parallel.workers, 'device')} × {passes} × {loader.batch_size // shares}"
     ]
-
-
-def _reused(space: SearchSpace, folder: Path, device: str) -> list[str]:
-    """Return what is reused of an earlier search; [] if that is gone since this search began."""
-    try:
-        return list(filter(None, [warm_start.describe(space, device)]))
-    except ConfigError:
-        if not (folder / "search.yaml").is_file():
-            raise
-        return []
 
 
 def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> float:

@@ -106,7 +106,6 @@ class RunOptions:
     trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU
     at_once: Annotated[Int, Ge(1), Le(1024)] = 1  # confirming runs, on equal devices of one machine
     operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training
-    warm_start: Str | None = None  # folder of an earlier search that this one knows from the start
     track: Service | None = None  # the service that shows every trial as a run
     final: Values = dataclasses.field(default_factory=dict)
     # knobs of `evaluation.` for one more evaluation of every finished trial; empty: none
@@ -117,6 +116,7 @@ class SearchFile(RunOptions):
     """A search file; None: the key is absent."""
 
     workload: Str | None = None
+    warm_start: Str | None = None  # an earlier search, whose best points are tried first
     base: Str | None = None
     objective: Any = None
     budget: Lines = dataclasses.field(default_factory=dict)
