@@ -63,7 +63,7 @@ search ok.yaml --name ../x                            | --name: '../x'
 search ok.yaml --name taken --storage .               | --name: 'taken'
 search ok.yaml --storage text --name x                | --storage: {here}/text/x
 search ok.yaml --address head                         | --address: 'head'
-search ok.yaml --warm-start gone                      | --warm-start: gone:
+search ok.yaml --warm-start gone                      | --warm-start: 'gone'
 search ok.yaml --check                                | --check: 'ok.yaml'
 search mine.py --check --no-check                     | command line: --no-check
 search empty.yaml                                     | empty.yaml:

@@ -59,7 +59,7 @@ def test_what_lies_outside_the_space_is_left_out(earlier):
 def test_an_earlier_search_that_is_not_there_is_refused(earlier):
     file = earlier.parent / "night.yaml"
     file.write_text(json.dumps(FILE | {"warm_start": "gone"}))
-    with pytest.raises(ConfigError, match=f"{file}: warm_start: gone: no such search in "):
+    with pytest.raises(ConfigError, match="--warm-start: 'gone' is not allowed; allowed: a search in "):
         search_setup.prepare(SearchOptions(words=(str(file),), storage=earlier.parent))
 
 

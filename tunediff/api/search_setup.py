@@ -37,8 +37,6 @@ from tunediff.tuning.templates import Templates
 
 log = logging.getLogger(__name__)
 
-WARM_POINTS = 5
-"""Points of an earlier search that are tried first."""
 NODE_CORES = 9
 """CPU cores assumed for a cluster's nodes: more than all searched loader processes."""
 
@@ -342,8 +340,10 @@ def _new(options: SearchOptions) -> SearchRequest:
         narrowed.content, str(path), path.parent, narrowed.words, _limits(options)
     )
     content = narrowed.content
-    if (name := options.warm_start or content.get("warm_start")) is not None:
-        points = _best_points(str(name), space, options)
+    if (name := content.get("warm_start")) is not None:
+        earlier = search_space.folder_of(name, storage)
+        allow((earlier / "search.yaml").is_file(), "--warm-start", name, f"a search in {storage}")
+        points = experiment.best_points(space, earlier)
         content = {**content, "first": [*content.get("first", ()), *points]}
         space = search_space.parse(
             content, str(path), path.parent, narrowed.words, _limits(options)
@@ -353,25 +353,6 @@ def _new(options: SearchOptions) -> SearchRequest:
         allow(0 <= seed < 2**32, "--seed", seed, "a whole number of at least 0 and below 2^32")
         space = dataclasses.replace(space, seed=seed)
     return SearchRequest(storage / (options.name or _name(path)), space, content, inferred)
-
-
-def _best_points(name: str, space: SearchSpace, options: SearchOptions) -> list[Lines]:
-    """Return the best configurations of an earlier search that this space can express.
-
-    Raises `ConfigError` where there is no such search.
-    """
-    where = "--warm-start" if options.warm_start is not None else f"{space.source}: warm_start"
-    try:
-        allow(space.kind == "search", "", name, "with search:, which draws")
-        earlier = analysis.read(search_space.folder_of(name, options.folder_of_all))
-    except ConfigError as error:
-        raise ConfigError(f"{where}: {error}") from None
-    points = list[Lines]()
-    for outcome in earlier.ranked:
-        drawn = search_space.values_in(space, outcome.trial.config)
-        if drawn is not None and not outcome.failures and drawn not in space.candidates:
-            points.append(drawn)
-    return points[:WARM_POINTS]
 
 
 def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[Lines, bool]:
@@ -406,7 +387,7 @@ def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[
 
 def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
     """Return a search file's content with the options' changes. Raises `ConfigError`."""
-    changes = {"track": options.track, "early_stopping": options.early_stopping}
+    changes = {name: getattr(options, name) for name in ("track", "early_stopping", "warm_start")}
     content = {**content, **{key: value for key, value in changes.items() if value is not None}}
     if options.target is not None:
         content["objective"] = {**_objective(content), "target": options.target}

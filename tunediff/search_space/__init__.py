@@ -3,7 +3,7 @@
 from tunediff.search_space.default_space import completed
 from tunediff.search_space.dimension import Dimension, Draw, to_params
 from tunediff.search_space.files import SHIPPED, find, folder_of, of_search, shipped
-from tunediff.search_space.model import SearchBudget, SearchSpace, size, values_in
+from tunediff.search_space.model import SearchBudget, SearchSpace, size
 from tunediff.search_space.narrowing import Narrowed, narrow
 from tunediff.search_space.reading import load, load_recorded, parse, read
 from tunediff.search_space.sections import EARLY_STOPPING, MOST_FINALISTS, duration_s
@@ -30,6 +30,4 @@ __all__ = [
     "shipped",
     "size",
     "to_params",
-    "values_in",
-    "without",
 ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Lines, Metric, Schema, Values, Workload
+from tunediff.config import Lines, Metric, Schema, Values, Workload
 from tunediff.core import text
 from tunediff.core.clock import UNITS, Budget, Unit, UnitName, own_s
 from tunediff.core.target import TIME_TO_TARGET, Target
@@ -194,18 +194,3 @@ class SearchSpace(RunOptions):
 def size(space: SearchSpace) -> float:
     """Return how many points the space holds; infinite with a real-valued range."""
     return count(space.dimensions) if space.kind == "search" else len(space.candidates)
-
-
-def values_in(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:
-    """Return a configuration's values that a space would draw; None: it lies outside."""
-    drawn: Values = {}
-    for dimension in space.dimensions:
-        if dimension.active(drawn):
-            if dimension.name not in config or not dimension.contains(config[dimension.name]):
-                return None
-            drawn[dimension.name] = config[dimension.name]
-    try:
-        space.config(drawn)
-    except ConfigError:
-        return None
-    return drawn

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import analysis
 from tunediff import config as cfg
 from tunediff import search_space as spaces
-from tunediff.config import ConfigError, Systems
+from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import environment, machine_options, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
@@ -37,6 +37,9 @@ from tunediff.tuning.sessions import NotStartedError, StoppedError, all_spent_s
 
 if TYPE_CHECKING:
     from tunediff.tuning.backend import Backend
+
+WARM_POINTS = 5
+"""Most points of an earlier search that are tried first."""
 
 
 def why_stopped(
@@ -135,6 +138,32 @@ def reopen(
         except OSError as error:
             raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
     return space
+
+
+# ---- an earlier search
+def best_points(space: SearchSpace, earlier: Path) -> list[Values]:
+    """Return the best configurations of an earlier search that this space can express."""
+    points = list[Values]()
+    for outcome in analysis.read(earlier).ranked:
+        drawn = _values_in(space, outcome.trial.config)
+        if drawn is not None and not outcome.failures and drawn not in space.candidates:
+            points.append(drawn)
+    return points[:WARM_POINTS]
+
+
+def _values_in(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:
+    """Return a configuration's values that a space would draw; None: it lies outside."""
+    drawn: Values = {}
+    for dimension in space.dimensions:
+        if dimension.active(drawn):
+            if dimension.name not in config or not dimension.contains(config[dimension.name]):
+                return None
+            drawn[dimension.name] = config[dimension.name]
+    try:
+        space.config(drawn)
+    except ConfigError:
+        return None
+    return drawn
 
 
 # ---- the limit
