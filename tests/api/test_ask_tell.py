@@ -2,7 +2,6 @@
 
 import errno
 import os
-import pickle
 
 import numpy as np
 import optuna
@@ -290,21 +289,13 @@ def test_measurement_with_a_name_that_points_use_is_refused(study, name):
         assert (len(one.search.curves()), one.search.json()["best_value"]) == (1, 0.5)
 
 
-def test_another_process_can_neither_tell_nor_close_a_study(study):
+def test_another_process_does_not_release_a_study(study):
     with study() as one:
         trial = one.ask()
         if (child := os.fork()) == 0:
-            refused = 0
-            for call in (lambda: trial.report(0.1), lambda: one.tell(trial, 0.1), one.ask):
-                try:
-                    call()
-                except tunediff.TunediffError:
-                    refused += 1
             one.close()
-            os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-        with pytest.raises(tunediff.TunediffError, match="night: is of the process that opened it"):
-            pickle.dumps(trial)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
         with pytest.raises(tunediff.TunediffError, match="night is running in another process"):
             study()  # the child has not released it
         one.tell(trial, 0.5)

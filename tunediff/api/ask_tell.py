@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 
 from tunediff.analysis import journals
 from tunediff.api import notebook, search_setup
@@ -44,7 +44,6 @@ from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
 
-ONE_PROCESS = "is of the process that opened it, which alone asks and tells; threads may"
 MEASURED = QUANTITIES.keys() - {"train_s", "fraction"}
 """Names in every curves.csv that a caller may measure; the others follow from `time_s`."""
 
@@ -112,7 +111,8 @@ class AskedTrial:
 class AskTellStudy:
     """A search whose trials the caller runs: ask, train, tell; a context manager.
 
-    Several trials may be under way, also in threads. Only one process at a time has the study.
+    Several trials may be under way, also in threads, of the process that opened it, which alone
+    asks and tells.
     """
 
     def __init__(self, folder: Path, space: SearchSpace) -> None:
@@ -219,9 +219,6 @@ class AskTellStudy:
     def __repr__(self) -> str:
         return f"AskTellStudy({str(self.folder)!r})"
 
-    def __reduce__(self) -> NoReturn:
-        raise ConfigError(f"{self.folder.name}: {ONE_PROCESS}")
-
     # ---- inside
     @property
     def _value_name(self) -> str:
@@ -241,9 +238,6 @@ class AskTellStudy:
     @contextlib.contextmanager
     def _checked(self, trial: AskedTrial | None = None) -> Iterator[None]:
         """Keep threads apart; refuse a trial that does not run, or a study that is lost."""
-        # Before the lock: a thread of the parent may have held it at the fork.
-        if os.getpid() != self._pid:
-            raise ConfigError(f"{self.folder.name}: {ONE_PROCESS}")
         with self._lock, errors_only("optuna"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if trial is not None and self._running.get(trial.name) is not trial:
