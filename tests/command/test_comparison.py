@@ -54,19 +54,10 @@ def test_a_harm_is_found_and_equal_commands_are_not_better(program, capsys):
     assert len({*result["a_values"]}) > 1, "each pair has a seed of its own"
 
 
-def test_a_command_that_ends_before_its_budget_is_told_of_the_final_value(program, capsys):
-    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--no-check"]
-    assert compare.main([*words, "--name", "early"]) == 11
-    out = capsys.readouterr().out
-    assert re.findall(r"WARNING: (\w seed \d+) ended by itself after [\d.]+ s: (--outcome final) ", out) == [
-        (f"A seed {pairs.read(Path('ray_results/early')).configs[0].seed}", "--outcome final")
-    ]
-    assert "Commands ended by themselves before their budget, the first after" in out
-    assert compare.main([*words, "--name", "final", "--outcome", "final"]) == 11
-    assert "by itself" not in (out := capsys.readouterr().out)
-    assert "by themselves" not in out
+def test_a_budget_that_ends_before_the_first_value_is_refused(program, capsys):
+    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--budget", "0.5s"]
     Path("train.py").write_text(f"import time\ntime.sleep(1)\n{NOISY}")
-    assert compare.main([word for word in words if word != "--no-check"] + ["--budget", "0.5s"]) == 2
+    assert compare.main(words) == 2
     says = r"A: command: budget: 0.5 s is not allowed: the first value comes after [\d.]+ s; allowed: more, or --outcome final"
     assert re.search(says, capsys.readouterr().err)
 

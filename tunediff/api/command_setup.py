@@ -189,7 +189,7 @@ def planned(request: CommandCompareRequest) -> dict[str, Any]:
         request.at_once,
     )  # fmt: skip
     definitions = [side.definition for side in request.sides]
-    return {**plan, "data": honesty(definitions, systems_knobs=False)}
+    return {**plan, "data": honesty(definitions)}
 
 
 def plan_lines(request: CommandCompareRequest) -> list[str]:
@@ -205,7 +205,7 @@ def plan_lines(request: CommandCompareRequest) -> list[str]:
         *(f"{name.upper()}: {side.name}" for name, side in _named(request)),
         f"objective: {definition.objective} ({definition.mode})",
         f"runs: at most {most} pairs × 2 × {each}{total}; it ends as soon as it is decided",
-        *honesty([side.definition for side in request.sides], systems_knobs=False),
+        *honesty([side.definition for side in request.sides]),
     ]
 
 

@@ -6,24 +6,18 @@ import contextlib
 import os
 import re
 import selectors
-import shutil
 import signal
 import subprocess
-import sys
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import psutil
-
-from tunediff.command.guard import Guard
+from tunediff.command import guard
+from tunediff.command.guard import MARK
 
 LOG = "output.log"
-MARK = "TUNEDIFF_RUN"
-"""Environment variable that all processes of a run inherit, and by which those are found that have
-left its process group."""
 LONGEST_LINE = 1 << 16
 """Bytes after which a line ends by itself: output without a newline must not fill the memory."""
 LOG_LIMIT = 64 << 20
@@ -48,7 +42,7 @@ class CommandProcess:
         self, argv: Sequence[str], folder: Path, cwd: Path, environment: Mapping[str, str]
     ) -> None:
         """Start it; what it prints goes to `output.log` in `folder` too. Raises `OSError`."""
-        self.mark, self._argv, self._cwd = uuid.uuid4().hex, argv, cwd
+        self.mark = uuid.uuid4().hex
         self.errors: deque[str] = deque(maxlen=TAIL)
         """The last lines of its standard error."""
         self.causes: deque[str] = deque(maxlen=2)
@@ -61,18 +55,16 @@ class CommandProcess:
         self._log = open(folder / LOG, "ab")  # noqa: SIM115 – closed by `finish`
         self._logged = self._log.tell()
         self._log_fault: OSError | None = None
-        guard = Guard.shared()
-        guard.watch(self.mark)
+        guard.tell("+", self.mark)
         try:
             self.process = subprocess.Popen(
                 list(argv), cwd=cwd, env={**environment, MARK: self.mark}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
         except OSError:
-            guard.forget(self.mark)
+            guard.tell("-", self.mark)
             self._log.close()
             raise
-        guard.watch(self.mark, self.process.pid)
 
     def lines(self) -> Iterator[tuple[float, str | None]]:
         """Yield (monotonic seconds, line) until the program and its output have ended.
@@ -131,21 +123,8 @@ class CommandProcess:
 
     @property
     def failure(self) -> str:
-        """Return the last lines of its standard error, and which Python lacked a module."""
-        lines = [line for line in self.causes if line not in self.errors] + [*self.errors]
-        if any("ModuleNotFoundError" in line for line in lines) and (words := self._other_python()):
-            lines.append(words)
-        return "\n".join(lines)
-
-    def _other_python(self) -> str:
-        """Return which Python ran, if the command names one that is not that of this process."""
-        words = " ".join(self._argv).split()
-        name = next((word for word in words if re.fullmatch(r"(.*/)?python[\d.]*", word)), "")
-        if (path := shutil.which(str(self._cwd / name) if "/" in name else name)) is None:
-            return ""
-        ran, ours = Path(path).absolute(), Path(sys.executable)
-        is_ours = (ran.parent, ran.resolve()) == (ours.parent, ours.resolve())
-        return "" if is_ours else f"{name} was {ran}; tunediff runs under {ours}"
+        """Return the last lines of its standard error, with those that name an error first."""
+        return "\n".join([line for line in self.causes if line not in self.errors] + [*self.errors])
 
     def signal(self, number: int) -> None:
         """Send a signal to the whole process group."""
@@ -169,13 +148,13 @@ class CommandProcess:
                         break
         finally:
             self.signal(signal.SIGKILL)
-        kill_marked(self.mark)
+        guard.kill_marked([self.mark])
         code = self.process.wait()
         for pipe in (self.process.stdout, self.process.stderr, self._log):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        Guard.shared().forget(self.mark)
+        guard.tell("-", self.mark)
         return code
 
 
@@ -190,11 +169,3 @@ def split(content: bytes, complete: bool) -> tuple[list[str], bytes]:
         pieces.append(rest)
         rest = b""
     return [COLOUR.sub("", piece.decode(errors="replace")) for piece in pieces if piece], rest
-
-
-def kill_marked(mark: str) -> None:
-    """Kill the processes of a run that are found by its mark in their environment."""
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid != os.getpid() and process.environ().get(MARK) == mark:
-                process.kill()

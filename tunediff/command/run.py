@@ -122,15 +122,8 @@ class Left:
 
 
 @dataclasses.dataclass(frozen=True)
-class Printed:
-    """The unit of the first value."""
-
-    unit: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Clocked:
-    """Which seconds counted in a run, said before its end."""
+    """Which seconds counted in a run, and in what its values were printed, said before its end."""
 
     kind: str
     """`process`, `from a line` or `training`."""
@@ -138,11 +131,10 @@ class Clocked:
     """All seconds of the process."""
     start_up_s: float
     """Those before the clock began, or else before the first value."""
-    ended_itself_s: float | None = None
-    """Seconds at which the program ended by itself, before its budget; None: it did not."""
+    unit: str | None
 
 
-Note = Left | Printed | Clocked
+Note = Left | Clocked
 """What is known of a run beside its points and its end."""
 
 
@@ -165,7 +157,7 @@ class RunReader:
             path = Path(definition.folder) / definition.metrics.format(folder=run.folder)
             self._file = MetricFile(path, run.resumed.position if run.resumed else 0, run.folder)
         self._others: dict[str, float] = {}
-        self.left: list[Left | Printed] = []
+        self.left: list[Left] = []
         self.unit: str | None = None
         self.fault = ""
         """Why its values cannot be read."""
@@ -235,9 +227,7 @@ class RunReader:
             return (
                 f"{name}: {reading.unclear!r} is no clear number; allowed: such as 1234.5, 1,234.5"
             )
-        if self.unit is None:
-            self.unit = unit
-            self.left.append(Printed(unit))
+        self.unit = unit if self.unit is None else self.unit
         if self.unit != unit:
             return f"{name}: its unit changes from {self.unit or 'none'} to {unit or 'none'}"
         return ""
@@ -288,15 +278,12 @@ class RunReader:
         while self.left:
             note(self.left.pop(0))
 
-    def clocked(self, now: float, ended_itself: bool) -> Clocked:
+    def clocked(self, now: float) -> Clocked:
         """Return which seconds counted."""
-        clock, seconds = self.clock, self.clock.elapsed_s(now)
+        clock = self.clock
         if (before_s := clock.start_up_s(now)) is None:
             before_s = (self.first_at or now) - clock.begun
-        at_budget = self.run.definition.outcome == "budget"
-        is_early = ended_itself and at_budget and seconds < (self.run.limit_s or 0.0)
-        early_s = seconds if is_early else None
-        return Clocked(clock.kind, now - clock.begun, before_s, early_s)
+        return Clocked(clock.kind, now - clock.begun, before_s, self.unit)
 
 
 def execute(
@@ -345,7 +332,7 @@ def execute(
     yield from reader.curve.take(reader.clock.elapsed_s(ended))
     if (point := reader.curve.last()) is not None:
         yield point
-    note(reader.clocked(ended, ended_itself=ending is None and code == 0))
+    note(reader.clocked(ended))
     yield _end(reader, process, ending, code, ended)
 
 

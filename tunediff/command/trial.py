@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.command.run import Clocked, CommandRun, Left, Note, Printed, State, execute
+from tunediff.command.run import Clocked, CommandRun, Left, Note, State, execute
 from tunediff.command.workload import CommandSystems, CommandWorkload
 from tunediff.config import Values
 from tunediff.core import machine, trial_record
@@ -20,10 +20,9 @@ from tunediff.core.progress import DOING, ProgressFile
 from tunediff.core.trial_record import End
 
 INTERRUPTED = "it was interrupted, and printed no CHECKPOINT to go on from"
-CHECKPOINT_EVENT, UNIT_EVENT = "checkpoint", "unit"
-EVENTS: dict[type[Note], str] = {Left: CHECKPOINT_EVENT, Printed: UNIT_EVENT, Clocked: "clock"}
-"""Events of a command's journal: a line `CHECKPOINT path`, in what its values were printed, and
-which clock it had."""
+CHECKPOINT_EVENT = "checkpoint"
+EVENTS: dict[type[Note], str] = {Left: CHECKPOINT_EVENT, Clocked: "clock"}
+"""Events of a command's journal: a line `CHECKPOINT path`, and which clock and unit it had."""
 TIMEOUT, LEAST_S = 10.0, 6.0
 """Factor of the longest process after which one that has not ended is ended; seconds that are taken
 for the longest one at least."""
@@ -107,27 +106,19 @@ def _timeout_s(run: CommandRun) -> float | None:
     if run.definition.timeout_s is not None:
         return run.definition.timeout_s
     others = trial_record.read_trials(run.folder.parents[1])
-    longest_s = max(
-        (float(other.clock["process_s"]) for other in others if other.clock), default=0.0
-    )
-    if longest_s:
+    ended = (run.clock["process_s"] for run in others if run.clock and run.status != "timeout")
+    if longest_s := max(map(float, ended), default=0.0):
         return TIMEOUT * max(longest_s, LEAST_S)
-    budget_s = run.limit_s
-    return None if budget_s is None else TIMEOUT * max(budget_s, 10 * LEAST_S)
+    return None if run.limit_s is None else TIMEOUT * max(run.limit_s, 10 * LEAST_S)
 
 
 def _other_unit(folder: Path) -> str:
     """Return that the values of a run have another unit than those of the first one; '': no."""
-    first = folder.parent / "t0000"
-    ours, theirs = (
-        next(
-            (line["unit"] for line in trial_record.events(run) if line["event"] == UNIT_EVENT), None
-        )
-        for run in (folder, first)
-    )
+    runs = (trial_record.read_trial(run) for run in (folder, folder.parent / "t0000"))
+    ours, theirs = (run.clock.get("unit") if run is not None else None for run in runs)
     if theirs is None or ours == theirs:
         return ""
-    return f"its values are in {ours or 'no unit'}, those of {first.name} in {theirs or 'no unit'}"
+    return f"its values are in {ours or 'no unit'}, those of t0000 in {theirs or 'no unit'}"
 
 
 def command_line(config: CommandSystems) -> str:

@@ -41,8 +41,6 @@ UNITS: dict[UnitName, Unit] = {
 PROCESS, LINE, TRAINING = "process", "from a line", "training"
 """What a clock counts: all of a process, what follows a line that it prints, or training alone.
 Commands have any of them, workloads always the last, and only clocks of one kind are compared."""
-ENDED_ITSELF = "ended_itself_s"
-"""Key of a run's `clock`: the seconds at which its command ended by itself, before its budget."""
 OUTCOME_FINAL = (
     "--outcome final (outcome: final in a search file) judges a command by the value at its end,"
     " and needs no budget"
@@ -60,8 +58,6 @@ class ClockSummary(NamedTuple):
     """`process`, `from a line` or `training`; several where runs differ."""
     start_up_share: float | None = None
     """Share of the processes' seconds before the clock, or before the first value; or None."""
-    ended_early_s: tuple[float, ...] = ()
-    """Seconds of the runs whose commands ended by themselves before their budget."""
 
     @classmethod
     def of(cls, clocks: Iterable[Mapping[str, Any]], expected: str) -> ClockSummary:
@@ -75,8 +71,7 @@ class ClockSummary(NamedTuple):
         process_s = sum(clock["process_s"] for clock in said)
         share = sum(clock["start_up_s"] for clock in said) / process_s if process_s > 0 else None
         kinds = sorted({clock["kind"] for clock in said})
-        early = tuple(end for clock in said if (end := clock.get(ENDED_ITSELF)) is not None)
-        return cls(", ".join(kinds), share, early)
+        return cls(", ".join(kinds), share)
 
     @property
     def sentences(self) -> list[str]:
@@ -84,16 +79,10 @@ class ClockSummary(NamedTuple):
         if self.start_up_share is None:
             return []
         before = "their first value" if self.kind == PROCESS else "the clock began"
-        lines = [
+        return [
             f"The clock: {self.kind}; {self.start_up_share:.0%} of the processes' seconds came"
             f" before {before}."
         ]
-        if self.ended_early_s:
-            lines.append(
-                "Commands ended by themselves before their budget, the first after"
-                f" {self.ended_early_s[0]:.1f} s: {OUTCOME_FINAL}."
-            )
-        return lines
 
     def unit(self, name: UnitName) -> Unit:
         """Return the unit of budgets and curves under its own name."""

@@ -14,8 +14,8 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `point`: one evaluation.
 - `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
 - `bound`: of a search's baseline on a GPU, what binds its step.
-- `checkpoint`, `clock`, `unit`: of a command, what it left, which seconds counted (`CommandClock`),
-  and in what unit its values were printed.
+- `checkpoint`, `clock`: of a command, what it left, and which seconds counted (`CommandClock`), with
+  the unit of its values.
 - `final`: one more evaluation of the finished model, by the full protocol.
 - `end`: status, reason and what the trial took.
 """
@@ -135,7 +135,7 @@ class TrialRecord:
     role: Role = "draw"
     clock: Line = dataclasses.field(default_factory=dict)
     """Which seconds counted in the run of a command: `kind`, `process_s`, `start_up_s` and
-    `ended_itself_s`; empty for a workload, whose clock is that of the training."""
+    `unit`; empty for a workload, whose clock is that of the training."""
 
     @property
     def seed(self) -> int:

@@ -1,32 +1,27 @@
-"""Warn of trials on different hardware, and of commands that end before their budget."""
+"""Warn of trials on different hardware."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
 from tunediff.core import environment
-from tunediff.core.clock import ENDED_ITSELF, OUTCOME_FINAL
 from tunediff.core.trial_record import TrialRecord
 
 
 class TrialWarnings:
-    """Warn once of other hardware than the first trial's, and of commands that end early."""
+    """Warn once of other hardware than the first trial's."""
 
     def __init__(self, trials: Mapping[str, TrialRecord], say: Callable[[str], None]) -> None:
         """Note the hardware of the trials so far, by display name, without a warning."""
         self._say = say
         self._first_trials: dict[str, str] = {}
         """The name of the first trial on each hardware."""
-        self._ended_early = any(trial.clock.get(ENDED_ITSELF) for trial in trials.values())
         for name, trial in trials.items():
             if used := environment.hardware(trial.environment):
                 self._first_trials.setdefault(used, name)
 
     def look_at(self, name: str, trial: TrialRecord) -> None:
         """Print a warning if this trial is the first one that needs it."""
-        if (seconds := trial.clock.get(ENDED_ITSELF)) and not self._ended_early:
-            self._ended_early = True
-            self._say(f"WARNING: {name} ended by itself after {seconds:.1f} s: {OUTCOME_FINAL}")
         used = environment.hardware(trial.environment)
         if not used or used in self._first_trials:
             return
