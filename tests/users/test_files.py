@@ -401,7 +401,7 @@ def test_the_folder_that_holds_a_copy_is_not_linked_into_it(tmp_path):
     (tmp_path / "mine.py").write_text("HERE = __file__\n")
     (tmp_path / "data").mkdir()
     copy = code.read(tmp_path / "mine.py").copy(tmp_path / "searches" / "night" / "workload")
-    assert sorted(path.name for path in copy.parent.iterdir()) == [copies.MARK, "data", "mine.py"]
+    assert sorted(path.name for path in copy.parent.iterdir()) == ["data", "mine.py", copies.MARK]
 
 
 def test_a_preset_has_the_last_word(tmp_path):

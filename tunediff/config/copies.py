@@ -7,8 +7,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-MARK = ".tunediff-copy"
-"""Empty file in a folder with a copy."""
+MARK = "tunediff_modules.json"
+"""File in a folder with a copy, which is no part of it."""
 MOST_FILES, MOST_VISITED = 300, 20_000
 """Python files below a folder that a copy takes, and files of all kinds that are looked at; of a
 larger folder it has what was loaded alone."""
@@ -57,7 +57,8 @@ def _link_data(source: Path, target: Path, copy: Path) -> None:
         link = target / entry.name
         # a link to a folder that contains the copy would be a circle
         contains_copy = copy.resolve().is_relative_to(entry.resolve())
-        if entry.suffix == ".py" or contains_copy or _is_skipped(entry) or link.is_symlink():
+        is_code = entry.suffix == ".py" or entry.name == MARK
+        if is_code or contains_copy or _is_skipped(entry) or link.is_symlink():
             continue
         if link.is_dir():  # modules are no data
             _link_data(entry, link, copy)
