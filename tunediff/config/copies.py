@@ -55,10 +55,9 @@ def _link_data(source: Path, target: Path, copy: Path) -> None:
     """Link data files next to a file, which its code may read by path; no hidden ones."""
     for entry in source.iterdir():
         link = target / entry.name
+        no_data = entry.suffix == ".py" or entry.name == MARK or _is_skipped(entry)
         # a link to a folder that contains the copy would be a circle
-        contains_copy = copy.resolve().is_relative_to(entry.resolve())
-        is_code = entry.suffix == ".py" or entry.name == MARK
-        if is_code or contains_copy or _is_skipped(entry) or link.is_symlink():
+        if no_data or link.is_symlink() or copy.resolve().is_relative_to(entry.resolve()):
             continue
         if link.is_dir():  # modules are no data
             _link_data(entry, link, copy)
