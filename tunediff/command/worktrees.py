@@ -54,7 +54,7 @@ def remove(path: Path) -> None:
 def environment(run: Path) -> dict[str, str]:
     """Return the variables by which a run in this folder notes its files.
 
-    Both sides of a comparison with a worktree have them, since noting takes a moment.
+    Both runs of a comparison's first pair have them if there is a worktree: noting takes a moment.
     """
     if not _sources(run):
         return {}
@@ -85,14 +85,17 @@ def others(files: Iterable[Path], repository: Path, *allowed: Path) -> Iterator[
 
     Installed packages and what git ignores are none: a virtual environment may lie in it.
     """
-    listed = git(repository, "worktree", "list", "--porcelain", where="git", check=False)
+    try:
+        listed = git(repository, "worktree", "list", "--porcelain", where="git", check=False)
+    except ConfigError:  # this machine has no git
+        return
     lines = listed.decode().splitlines()
     tops = [Path(line.partition(" ")[2]) for line in lines if line.startswith("worktree ")]
     for file in files:
         real = file.resolve()
         inside = any(one.is_relative_to(f) for one in (file, real) for f in allowed)
         top = next((top for top in tops if real.is_relative_to(top)), None)
-        installed = {"site-packages", "dist-packages"} & {*real.parts}
+        installed = any((parent / "pyvenv.cfg").is_file() for parent in real.parents)
         if inside or installed or top is None:
             continue
         if git(top, "ls-files", "-co", "--exclude-standard", str(real), where="git", check=False):
@@ -101,5 +104,5 @@ def others(files: Iterable[Path], repository: Path, *allowed: Path) -> Iterator[
 
 def _sources(run: Path) -> list[Path]:
     """Return the folders of the sides of a run's comparison in which their commands run."""
-    sources = [run.parents[1] / side / SOURCE for side in SIDES]
+    sources = [run.parents[1] / side / SOURCE for side in SIDES if run.name in ("t0000", "t0001")]
     return [source for source in sources if source.is_dir()]

@@ -99,14 +99,8 @@ def write(folder: Path, sides: Sequence[SideCode], seed: int, drawn: bool) -> No
     )
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """Return the content of the file of a comparison; {} for one of an earlier version.
-
-    Raises `ConfigError` for a file that is damaged.
-    """
-    file = folder / CODE
-    if not file.is_file():
-        return {}
+def read_json(file: Path) -> dict[str, Any]:
+    """Return the content of a file. Raises `ConfigError` for one that is damaged."""
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except ValueError as error:
@@ -132,7 +126,8 @@ def check_unedited(folder: Path, force: bool) -> None:
 
 def _edited(folder: Path) -> list[str]:
     """Return the files of working copies, see `PROGRAM`, that differ from those at the first run."""
-    code, names = read(folder), set[str]()
+    file, names = folder / CODE, set[str]()
+    code = read_json(file) if file.is_file() else {}
     for side in (*recorded.SIDES, _SEARCHED):
         if not code.get(side, {}).get("working_copy"):
             continue

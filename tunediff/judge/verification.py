@@ -7,7 +7,6 @@ numbers that follow from the journals, all files, and the seeds that follow from
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import re
@@ -70,20 +69,24 @@ class CheckedFolder:
 
 def check(folder: Path) -> CheckedFolder:
     """Check a folder that `compare --out` has written. Raises `ConfigError` for another one."""
-    for name in (proof.FILE, proof.RESULT, pairs.FILE):
+    for name in (proof.FILE, proof.RESULT, pairs.FILE, pairs.CODE):
         if not (folder / name).is_file():
             raise ConfigError(
                 f"{folder}: has no {name}; allowed: what tunediff compare --out has written"
             )
-    said, result = _json(folder / proof.FILE), _json(folder / proof.RESULT)
-    content, code = cfg.read_yaml(folder / pairs.FILE), frozen_code.read(folder)
+    said, result, code = (
+        frozen_code.read_json(folder / name) for name in (proof.FILE, proof.RESULT, pairs.CODE)
+    )
+    content = cfg.read_yaml(folder / pairs.FILE)
     cfg.check_format(said.get("format"), f"{folder / proof.FILE}: format")
     for key in ("objective", "mode", "pairs", "within"):
         if key not in content:
             raise ConfigError(f"{folder / pairs.FILE}: is damaged: {key} is missing")
     test = PairTest.read(folder, content)
     files, large = said.get("files", {}), said.get("not_copied", {})
-    computed = {**measured(test), "a": content["a"], "b": content["b"]}
+    computed = measured(test) | {"first_seed": code["first_seed"], "seeds_drawn": code["drawn"]}
+    for side, name in zip(recorded.SIDES, ("a", "b"), strict=True):
+        computed |= {name: content[name], f"{name}_digest": code[side]["digest"]}
     faults = [
         *_other_files(folder, files),
         *_other_rules(folder, content),
@@ -99,14 +102,8 @@ def check(folder: Path) -> CheckedFolder:
     ]
     notes += [f"{name}: {file['bytes']} bytes, is not there" for name, file in large.items()]
     notes += filter(None, [frozen_code.not_counted(code)])
+    notes += [] if code["drawn"] else ["its first seed was chosen, or it has none"]
     return CheckedFolder(folder, test, content, files, faults, notes)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise ConfigError(f"{file}: is damaged: {error}") from None
 
 
 def _other_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
@@ -179,7 +176,7 @@ def _shows(word: str, value: float) -> bool:
 
 def _other_code(folder: Path, code: Mapping[str, Any], large: Mapping[str, Any]) -> Iterator[str]:
     """Yield what contradicts the digests of the code: files, configurations, and the first seed."""
-    for side in recorded.SIDES if code else ():
+    for side in recorded.SIDES:
         copied = frozen_code.SideCode.of(folder / side)
         files = {**copied.files, **frozen_code.digests(folder / side, worktrees.SOURCE)}
         frozen = code[side]["files"]
@@ -193,9 +190,8 @@ def _other_code(folder: Path, code: Mapping[str, Any], large: Mapping[str, Any])
         recomputed = dataclasses.replace(copied, files=files).digest
         if recomputed != code[side]["digest"]:
             yield f"{side}: its digest is not that of its files and its configuration"
-    digests = [code[side]["digest"] for side in recorded.SIDES] if code else []
-    if code and code["drawn"] and code["first_seed"] != frozen_code.drawn_seed(digests):
-        first = code["first_seed"]
+    digests, first = [code[side]["digest"] for side in recorded.SIDES], code["first_seed"]
+    if code["drawn"] and first != frozen_code.drawn_seed(digests):
         yield f"first_seed: {first} does not follow from the digests of the code"
 
 
@@ -216,9 +212,8 @@ def _other_runs(folder: Path, code: Mapping[str, Any], test: PairTest) -> Iterat
             for knob, value in expected.items():
                 if (ran := run.config.get(knob)) != value:
                     yield f"{run.name}: {knob} was {ran}, not {value} as in {side}/{recorded.CONFIG}"
-            seed = code.get("first_seed", 0) + number
-            seed += row * test.equal * frozen_code.TWIN_DISTANCE
-            if code and code["drawn"] and run.seed != seed:
+            seed = code["first_seed"] + number + row * test.equal * frozen_code.TWIN_DISTANCE
+            if code["drawn"] and run.seed != seed:
                 yield f"{run.name}: its seed is {run.seed}, not {seed}"
             yield from _other_log(folder / "trials" / run.name, run, test, command)
 

@@ -9,17 +9,19 @@ import contextlib
 import os
 import sys
 
-_noted = {"<frozen>"}
+_NOTE = os.environ.get("TUNEDIFF_LOADED")
+_noted = {"<string>"}
 
 
 def _note(event: str, values: "tuple[object, ...]") -> None:
-    if event not in ("exec", "cpython.run_file"):
+    if _NOTE is None or event not in ("exec", "cpython.run_file"):
         return
-    file = str(getattr(values[0], "co_filename", values[0]))
-    if not file.startswith("<") and file not in _noted:
-        _noted.add(file)
-        with contextlib.suppress(OSError), open(os.environ["TUNEDIFF_LOADED"], "a") as note:
-            note.write(f"{os.path.abspath(file)}\n")
+    with contextlib.suppress(Exception):  # what a hook raises would end the program
+        file = str(getattr(values[0], "co_filename", values[0]))
+        if not file.startswith("<") and file not in _noted:
+            _noted.add(file)
+            with open(_NOTE, "a", encoding="utf-8", errors="replace") as note:
+                note.write(f"{os.path.abspath(file)}\n")
 
 
 sys.addaudithook(_note)
