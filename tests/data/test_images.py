@@ -8,6 +8,7 @@ import urllib.request
 import zipfile
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,8 +16,7 @@ import torch
 from PIL import Image
 
 from tunediff.config import ConfigError, baseline
-from tunediff.data import images, sources
-from tunediff.data.fitting import Seen
+from tunediff.data import decoding, images, sources
 from tunediff.data.knobs import Data
 
 
@@ -221,41 +221,7 @@ def test_damaged_zip_entry_is_skipped(tmp_path: Path) -> None:
     path.write_bytes(content)
     found = images.load(data(str(path)))
     assert [name for name, _ in found.skipped] == ["cat/1.png"]
-    assert found.skipped[0][1] == "damaged in the archive"
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_size_of_a_photograph_is_that_of_the_upright_one(orientation: int) -> None:
-    file, exif = io.BytesIO(), Image.Exif()
-    exif[0x0112] = orientation
-    Image.new("RGB", (8, 16)).save(file, "JPEG", exif=exif)
-    seen = Seen.of(Image.open(file))
-    assert (seen.width, seen.height) == ((16, 8) if orientation > 4 else (8, 16))
-
-
-def test_what_is_done_to_images_is_counted_and_kept_with_them(tmp_path: Path) -> None:
-    turned, sixteen = io.BytesIO(), io.BytesIO()
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("RGB", (8, 16)).save(turned, "JPEG", exif=exif)
-    Image.new("I;16", (8, 8)).save(sixteen, "PNG")
-    files = {
-        "a.png": encoded(), "b.png": encoded("L", (12, 12)), "c.png": encoded("RGBA", (4, 4), (1, 2, 3, 0)),
-        "d.png": sixteen.getvalue(), "e.jpg": turned.getvalue(), "f.png": encoded("P", value=0), "g.png": b"",
-    }  # fmt: skip
-    asked = data(folder(tmp_path / "set", files))
-    said = images.load(asked).summary
-    assert said == [
-        f"data: 6 images at 8×8 (images {tmp_path / 'set'})",
-        "skipped 1 of 7 files: 1 empty: g.png",
-        "cropped: 1 of 6 are not square and lose their edges, up to 50% of a side",
-        "resized: 2 of 6, from 4×4 … 12×12 to 8×8",
-        "WARNING: enlarged: 1 of 6 are smaller than 8 pixels and become blurred; data.image_size=4 enlarges none",
-        "converted: 2 grey to RGB, 1 without their transparency, 1 of 16 bits to 8, 1 of a palette",
-    ]
-    forget()
-    assert images.load(asked).summary == said
-    assert images.load(data(str(tmp_path / "set"), channels=1)).summary[-1].startswith("converted: 3 colour to grey, ")
+    assert found.skipped[0][1].startswith("damaged")
 
 
 def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
@@ -286,36 +252,47 @@ def forget() -> None:
 
 
 @pytest.mark.parametrize("place", [folder, archive])
-def test_second_load_decodes_nothing(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, place: Any) -> None:
+def test_second_load_decodes_nothing(tmp_path: Path, cache: Path, place: Any) -> None:
     asked = data(place(tmp_path / "set", CLASSES | {"cat/broken.png": b"", "x.txt": b""}))
     first = images.load(asked)
     assert len(list(cache.glob("images-*.npz"))) == 1
     forget()
-    monkeypatch.setattr(Image, "open", lambda *_, **__: pytest.fail("decoded again"))
-    second = images.load(asked)
+    with mock.patch.object(images, "decode_files", side_effect=AssertionError("decoded again")):
+        second = images.load(asked)
     assert second is not first
-    for name in ("name", "digest", "class_names", "skipped", "notes"):
+    for name in ("name", "digest", "class_names", "skipped"):
         assert getattr(second, name) == getattr(first, name)
     assert torch.equal(second.labels, first.labels)
 
 
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), PermissionError(13, "no"), MemoryError()])
-def test_files_that_cannot_be_read_for_a_while_are_read_later(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), PermissionError(13, "no")])
+def test_a_file_that_cannot_be_read_is_not_left_out(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    asked, read = data(folder(tmp_path / "set", CLASSES)), Path.read_bytes
-
-    def failing(path: Path) -> bytes:
-        if path.name == "1.png":
-            raise error
-        return read(path)
-
-    with monkeypatch.context() as fault:
-        fault.setattr(Path, "read_bytes", failing)
-        assert len(images.load(asked)) == 4
-    assert "not cached, it will be made again next time: 2 files could not be read" in caplog.text
-    forget()
+    asked = data(folder(tmp_path / "set", CLASSES))
+    with monkeypatch.context() as fault, pytest.raises(type(error)):
+        fault.setattr(Path, "read_bytes", mock.Mock(side_effect=error))
+        images.load(asked)
+    assert not list(cache.glob("*.npz"))
     assert len(images.load(asked)) == 6
+
+
+def test_many_files_are_decoded_by_processes_as_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {f"{index:02}.png": colour(index) for index in range(50)} | {"broken.png": b"", "link.png": b"x"}
+    path = Path(folder(tmp_path / "set", files))
+    names = sorted(files)
+    pixels, reasons = decoding.decode_files(data(str(path)), path, names)
+    monkeypatch.setattr(decoding, "PART", 7)
+    with mock.patch("tunediff.core.machine.cores", return_value=3):
+        others, again = decoding.decode_files(data(str(path)), path, names)
+        assert again == reasons
+        assert sum(map(bool, reasons)) == 2
+        readable = [not why for why in reasons]
+        assert (others[readable] == pixels[readable]).all()
+        (path / names[20]).unlink()
+        (path / names[20]).mkdir()
+        with pytest.raises(IsADirectoryError):
+            decoding.decode_files(data(str(path)), path, names)
 
 
 @pytest.mark.parametrize("place", [folder, archive])

@@ -17,8 +17,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tunediff.core import text
-from tunediff.data import fitting, sources
+from tunediff.data import sources
 from tunediff.data.cache import cache_dir, locked, once
 from tunediff.data.decoding import Pixels, decode_files, fit_all
 from tunediff.data.items import Prepare, Uniform
@@ -26,7 +25,7 @@ from tunediff.data.knobs import Data
 
 log = logging.getLogger(__name__)
 
-_CACHE_VERSION = 2  # raise it when the same file would decode to other pixels
+_CACHE_VERSION = 3  # raise it when the same file would decode to other pixels
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,12 +43,10 @@ class Images:
     """(file, reason) of every file that was found and is not among the images."""
     digest: str
     """sha256 of shape and pixels, hex: equal for equal images in equal order."""
-    notes: tuple[str, ...] = ()
-    """How files became images of one size and colour, in sentences; WARNING: harm."""
 
     @property
     def summary(self) -> list[str]:
-        """Return lines about the set: how many images, what was skipped or changed, and why."""
+        """Return lines about the set: how many images, what was skipped, and why."""
         side, reasons = self.pixels.shape[-1], dict[str, list[str]]()
         for name, reason in self.skipped:
             reasons.setdefault(reason, []).append(name)
@@ -61,7 +58,7 @@ class Images:
             )
             total = len(self.skipped) + len(self)
             lines.append(f"skipped {len(self.skipped):,} of {total:,} files: {named}")
-        return [*lines, *self.notes]
+        return lines
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -104,7 +101,6 @@ def _images(
     labels: npt.NDArray[np.int64] | None,
     class_names: Iterable[str] = (),
     skipped: Iterable[tuple[str, str]] = (),
-    notes: Iterable[str] = (),
 ) -> Images:
     pixels = np.ascontiguousarray(pixels)
     content = hashlib.sha256(repr(pixels.shape).encode())
@@ -116,7 +112,6 @@ def _images(
         class_names=tuple(class_names),
         skipped=tuple(skipped),
         digest=content.hexdigest(),
-        notes=tuple(notes),
     )
 
 
@@ -135,9 +130,8 @@ def _digits(data: Data) -> Images:
     pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
     chosen = _chosen(len(pixels), data.max_images)
     fitted = fit_all(pixels[chosen], data)
-    notes = fitting.notes([fitting.Seen(8, 8)] * len(fitted), data)
     names = [str(name) for name in digits.target_names]
-    return _images("digits", fitted, digits.target[chosen], names, notes=notes)
+    return _images("digits", fitted, digits.target[chosen], names)
 
 
 # ---- CIFAR-10
@@ -165,31 +159,27 @@ def _cifar10(data: Data, root: Path) -> Images:
     pixels = np.concatenate([part.data for part in sets])  # [N, 32, 32, 3]
     labels = np.concatenate([np.asarray(part.targets) for part in sets])
     chosen = _chosen(len(pixels), data.max_images)
-    notes = fitting.notes([fitting.Seen(32, 32, "RGB")] * len(chosen), data)
     fitted = fit_all(pixels[chosen], data)
-    return _images("cifar10", fitted, labels[chosen], sets[0].classes, notes=notes)
+    return _images("cifar10", fitted, labels[chosen], sets[0].classes)
 
 
 # ---- image files
 def _files(data: Data, listing: sources.Listing) -> Images:
-    name, unread = f"{data.name} {listing.path}", list[str]()
+    name = f"{data.name} {listing.path}"
 
     def read(path: Path) -> Images:
         with np.load(path, allow_pickle=False) as stored:
-            texts = json.loads(str(stored["notes"]))
+            texts = json.loads(str(stored["texts"]))
             labels = stored["labels"] if texts["class_names"] else None
             skipped = [(file, why) for file, why in texts["skipped"]]
-            names, notes = texts["class_names"], texts["notes"]
-            return _images(name, stored["pixels"], labels, names, skipped, notes)
+            return _images(name, stored["pixels"], labels, texts["class_names"], skipped)
 
     def write(file: BinaryIO, images: Images) -> None:
-        if unread:  # what could not be read today is not missing from the set
-            raise OSError(f"{text.pluralize(len(unread), 'file')} could not be read")
-        texts = {part: getattr(images, part) for part in ("class_names", "skipped", "notes")}
+        texts = {part: getattr(images, part) for part in ("class_names", "skipped")}
         labels = images.labels if images.labels is not None else torch.zeros(0, dtype=torch.int64)
-        np.savez(file, pixels=images.pixels, labels=labels, notes=np.array(json.dumps(texts)))
+        np.savez(file, pixels=images.pixels, labels=labels, texts=np.array(json.dumps(texts)))
 
-    images = once(_cache(data, listing), read, lambda: _decode(name, data, listing, unread), write)
+    images = once(_cache(data, listing), read, lambda: _decode(name, data, listing), write)
     if len(images) < 2:
         shown = "; ".join(f"{name}: {reason}" for name, reason in images.skipped[:3])
         why = f"{len(images)} readable images; allowed: at least 2 (skipped: {shown})"
@@ -198,27 +188,26 @@ def _files(data: Data, listing: sources.Listing) -> Images:
 
 
 def _cache(data: Data, listing: sources.Listing) -> Path:
-    setting = [_CACHE_VERSION, str(listing.path), listing.stamp, data.split]
+    setting = [_CACHE_VERSION, listing.stamp, data.split]
     setting += [data.image_size, data.channels, data.max_images]
     key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
     return cache_dir() / f"images-{key}.npz"
 
 
-def _decode(name: str, data: Data, listing: sources.Listing, unread: list[str]) -> Images:
+def _decode(name: str, data: Data, listing: sources.Listing) -> Images:
     """Decode the chosen files of a listing; those that cannot be decoded are noted as skipped."""
     chosen: list[int] = _chosen(len(listing.names), data.max_images).tolist()
     names = [listing.names[index] for index in chosen]
-    pixels, results = decode_files(data, listing.path, names, unread)
-    seen = {i: result for i, result in enumerate(results) if isinstance(result, fitting.Seen)}
-    failed = [(name, why) for name, why in zip(names, results, strict=True) if isinstance(why, str)]
+    pixels, reasons = decode_files(data, listing.path, names)
+    readable = [index for index, why in enumerate(reasons) if not why]
+    failed = [(name, why) for name, why in zip(names, reasons, strict=True) if why]
     labels = None
     if listing.labels is not None:
-        labels = np.asarray([listing.labels[chosen[index]] for index in seen], np.int64)
+        labels = np.asarray([listing.labels[chosen[index]] for index in readable], np.int64)
     return _images(
         name,
-        pixels[[*seen]] if failed else pixels,
+        pixels[readable] if failed else pixels,
         labels,
         listing.class_names,
         sorted([*listing.skipped, *failed]),
-        fitting.notes([*seen.values()], data),
     )

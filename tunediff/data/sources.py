@@ -12,7 +12,7 @@ import os
 import urllib.request
 import zipfile
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NoReturn
 
 from tunediff.config import ConfigError
@@ -138,24 +138,23 @@ def listing(data: Data) -> Listing:
     path = Path(data.path).expanduser().absolute()
     if os.path.isfile(path):
         return zip_listing(data, path, _stat(path))
-    return _listing(data, path, dict(sorted(_folder_files(path))), None)
+    return _listing(data, path, dict(sorted(_folder_files(path))))
 
 
 @functools.lru_cache(maxsize=4)
 def zip_listing(data: Data, path: Path, status: tuple[int, int]) -> Listing:
     """List a zip; cached, since large ones take long; `status` changes with the file."""
-    return _listing(data, path, dict(sorted(_zip_files(path))), status)
+    return _listing(data, path, dict(sorted(_zip_files(path))))
 
 
-def _listing(
-    data: Data, path: Path, files: dict[str, tuple[int, int]], status: tuple[int, int] | None
-) -> Listing:
+def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]]) -> Listing:
     """Return the listing of one split.
 
     `files`: every file below `path`, sorted, with two numbers that a rewrite changes.
     """
-    skipped = [(name, reason) for name in files if (reason := _why_not(name))]
-    names = [name for name in files if not _why_not(name)]
+    reasons = {name: _why_not(name) for name in files}
+    skipped = [(name, reason) for name, reason in reasons.items() if reason]
+    names = [name for name in files if not reasons[name]]
 
     # ---- splits. Archives often wrap everything: cifar10-images/train/airplane/0001.jpg.
     both, depth = {"train", "test"}, 0
@@ -184,18 +183,16 @@ def _listing(
         labels=tuple(number[name] for name in classes) if labelled else None,
         class_names=tuple(number) if labelled else (),
         skipped=tuple(sorted(skipped)),
-        stamp=hashlib.sha256(repr((status, files)).encode()).hexdigest(),
+        stamp=hashlib.sha256(repr(files).encode()).hexdigest(),
     )
 
 
 def _why_not(name: str) -> str:
     """Return why a file is no image by its name; '' if it is one."""
-    parts = PurePosixPath(name)
-    if "__MACOSX" in parts.parts or any(part.startswith(".") for part in parts.parts):
+    if name.startswith((".", "__MACOSX/")) or "/." in name or "/__MACOSX/" in name:
         return "hidden file"
-    if parts.suffix.lower() not in SUFFIXES:
-        return f"not an image file ({parts.suffix or 'no suffix'})"
-    return ""
+    suffix = os.path.splitext(name)[1]
+    return "" if suffix.lower() in SUFFIXES else f"not an image file ({suffix or 'no suffix'})"
 
 
 def _part(name: str, depth: int) -> str | None:
