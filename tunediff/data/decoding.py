@@ -65,8 +65,11 @@ def _elsewhere(job: tuple[Data, Path, list[Sequence[str]]]) -> Iterator[tuple[Pi
     """Yield what `_decoded` yields, from a process that shares nothing with this one."""
     command = [sys.executable, "-m", __name__]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, env=environment, **pipes) as process:  # type: ignore[call-overload]
+    with subprocess.Popen(
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
         pickle.dump(job, process.stdin)
         process.stdin.close()
         for _ in job[2]:
