@@ -8,8 +8,6 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from tunediff.analysis import Results, is_number
 from tunediff.core.logs import errors_only
 from tunediff.core.trial_record import TrialRecord
@@ -23,8 +21,6 @@ ENOUGH = 8
 """Number of trials from which a forest is fitted."""
 TREES, DEPTH = 32, 8
 """Number of trees and their depth. Deeper ones take minutes and change no share by over 0.01."""
-FAIR = 0.3
-"""R² from which the shares are more than a guess."""
 
 Drawn = tuple[Mapping[str, Any], float]
 """The drawn knobs of a trial, and its target."""
@@ -47,18 +43,11 @@ class Importance:
     shares: dict[str, float]
     """Share by knob, the largest first; the rest up to 1 belongs to combinations of knobs. The
     share of a knob with `when:` refers to the trials that have it."""
-    fit: float | None
-    """R² of such a forest for unseen trials: at most 1; at 0 or less it predicts nothing."""
     trials: int
     unvaried: list[str]
     """Knobs with one value in all trials."""
     logs: bool = True
     """Whether the shares refer to the variance of the target's logarithm."""
-
-    @property
-    def doubtful(self) -> bool:
-        """Return whether the shares are no more than a guess."""
-        return self.fit is None or self.fit < FAIR
 
 
 def importance(
@@ -98,7 +87,7 @@ def importance(
             shares |= _fanova(part, _common(varied, part), names)
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
     unvaried = [d.name for d in dimensions if d not in varied]
-    return Importance(ordered, _fit(rows, _common(varied, rows)), len(rows), unvaried, logs)
+    return Importance(ordered, len(rows), unvaried, logs)
 
 
 def _common(dimensions: Sequence[Dimension], rows: Sequence[Drawn]) -> list[Dimension]:
@@ -142,26 +131,3 @@ def _distribution(dimension: Dimension, values: Sequence[Any]) -> BaseDistributi
 def _choices(values: Sequence[Any]) -> list[Any]:
     """Return the different values as Optuna stores them."""
     return sorted(set(map(as_param, values)), key=str)
-
-
-def _fit(rows: Sequence[Drawn], dimensions: Sequence[Dimension]) -> float | None:
-    """Return the out-of-bag R²: every trial is predicted by trees fitted without it."""
-    from sklearn.ensemble import RandomForestRegressor
-
-    columns = []
-    for dimension in dimensions:
-        values = [drawn[dimension.name] for drawn, _ in rows]
-        if is_range(dimension, values):
-            columns.append(np.array(values, dtype=float))
-        else:
-            columns += [
-                np.array([as_param(v) == choice for v in values], dtype=float)
-                for choice in _choices(values)
-            ]
-    if not columns:
-        return None
-    forest = RandomForestRegressor(n_estimators=200, oob_score=True, random_state=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        forest.fit(np.stack(columns, axis=1), np.array([value for _, value in rows]))
-    return float(forest.oob_score_)

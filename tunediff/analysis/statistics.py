@@ -255,17 +255,3 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         least = max(least, min(1.0, p * (len(ranked) - rank)))
         adjusted[place] = least
     return adjusted
-
-
-def anova(samples: Sequence[Sequence[float]]) -> float | None:
-    """Return the p-value of the F test over groups of at least two values; None: not possible."""
-    groups = [np.asarray(sample) for sample in samples if len(sample) > 1]
-    everything = np.concatenate(groups) if groups else np.empty(0)
-    between, within = len(groups) - 1, len(everything) - len(groups)
-    if between < 1:
-        return None
-    explained = sum(len(group) * float(group.mean() - everything.mean()) ** 2 for group in groups)
-    left = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
-    if left <= 0:  # values that repeat exactly
-        return 0.0 if explained > 0 else 1.0
-    return float(special.fdtrc(between, within, (explained / between) / (left / within)))

@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tunediff.analysis import Results, effects, journals
+from tunediff.analysis import Results, journals
 from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation, counting
 from tunediff.analysis.confirming_runs import folder_within, latest
-from tunediff.analysis.effects import Effect
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
 from tunediff.analysis.importance import Importance, importance, searched
 from tunediff.analysis.journals import SearchSession
@@ -90,7 +89,6 @@ class ReportContext:
     """Sentence about confirming runs that are incomplete or unreadable, or ''."""
     confirming_results: list[Results]
     """Results of every folder of confirming runs, one confirmation each."""
-    effects: list[Effect]
     quality: Importance | None
     """Importance of the knobs for the objective; None: it is speed, or trials are too few."""
     throughput: Importance | None
@@ -192,7 +190,6 @@ def read(
         evidence=evidence,
         confirming=confirming,
         confirming_results=list(_readable(confirming_folders(folder))),
-        effects=effects.effects(results),
         quality=None if results.by_rate else importance(results, quality, results.ratios),
         throughput=importance(results, rate),
         name=name or folder.name,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from tunediff.analysis import RATE, shown
-from tunediff.analysis.effects import failures_table
+from tunediff.analysis import RATE, Results, shown
 from tunediff.analysis.evidence import NEAR as NEAR_COLUMN
 from tunediff.analysis.outcome import failed
 from tunediff.analysis.statistics import BETTER
@@ -124,11 +124,10 @@ def failures(context: ReportContext, figures: Figures) -> Html | None:
         if count := sum(trial.status == status for trial in ended):
             sentence += f"; {count:,} {'was' if count == 1 else 'were'} {words}"
     parts: list[object] = [lead(f"{sentence}.")]
-    frame = failures_table(context.results)
-    if len(frame):
+    if found := failures_table(context.results)[:30]:
         rows = [
             [status, truncate(why, 300), truncate(names, 48), count]
-            for status, count, why, names in frame[:30].to_numpy().tolist()
+            for status, count, why, names in found
         ]
         header = ["status", "reason (of the first)", "trials", "how many"]
         parts.append(table(header, rows, words=3))
@@ -168,3 +167,20 @@ def study(context: ReportContext, figures: Figures) -> Html | None:
         table(header, rows),
         *map(note, studied.notes()),
     )
+
+
+def failures_table(results: Results) -> list[tuple[str, int, str, str]]:
+    """Return one row per status and reason other than ok: count, first reason, names of trials."""
+    kinds: dict[tuple[str, str], tuple[str, list[str]]] = {}
+    for trial in results.trials:
+        if trial.status in (None, "ok"):
+            continue
+        reason = trial.reason if trial.status != "pruned" else "stopped early"
+        # Numbers differ between trials; without them, equal causes have equal reasons.
+        key = (trial.status, re.sub(r"\d+(\.\d+)?", "#", reason)[:80])
+        kinds.setdefault(key, (reason, []))[1].append(trial.name)
+    rows = [
+        (status, len(names), reason, " ".join(names))
+        for (status, _), (reason, names) in kinds.items()
+    ]
+    return sorted(rows, key=lambda row: row[1], reverse=True)
