@@ -10,6 +10,7 @@ import pytest
 from tests.comparisons import PLAIN
 from tunediff import compare
 from tunediff.core import machine
+from tunediff.training import check
 
 NOISY = "import random, sys; print('loss:', 2 + random.Random(int(sys.argv[1])).gauss(0, 0.1))"
 FALLS = """
@@ -68,6 +69,13 @@ def test_a_file_that_asks_the_system_while_it_is_imported_is_named(tmp_path):
     done = subprocess.run([sys.executable, "-c", ASKS, *files], capture_output=True, text=True, check=True)
     named = [line.partition(" ")[0] for line in done.stdout.splitlines()]
     assert named == [expected for _, expected in drawn.values()]
+
+
+def test_what_two_imports_of_a_file_differ_in_is_named(tmp_path):
+    """Whatever it comes from: the clock is asked without a generator."""
+    file = tmp_path / "clocked.py"
+    file.write_text(f"import time\n{DRAWN}SEED = time.time_ns()\nFIXED = np.arange(3)\n{PLAIN}")
+    assert [line.partition(" ")[0] for line in check.changing(str(file))] == ["ORDER", "SEED"]
 
 
 ASKS = """

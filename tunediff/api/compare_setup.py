@@ -234,7 +234,7 @@ def _check(config: Systems, name: str, say: Say) -> dict[str, Any]:
     from tunediff.training import check  # imports torch
 
     try:
-        checked = check.before_search(config, lambda line: say(f"{name}: {line}"))
+        checked = check.before_search(config, lambda line: say(f"{name}: {line}"), True)
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from None
     warnings = list(checked["warnings"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import hashlib
 import pickle
 import tempfile
 import time
@@ -12,6 +13,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, TypedDict, cast
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
@@ -241,10 +243,12 @@ def _warnings(run: TrainingRun, program: Check, outcome: TrainingOutcome) -> lis
 
 
 # ---- in its processes
-def before_search(config: Systems, say: Callable[[str], None]) -> Report:
+def before_search(
+    config: Systems, say: Callable[[str], None], imports_twice: bool = False
+) -> Report:
     """Check a configuration of a user's workload in processes of its own; its version and copies
-    are from then on those of all files that it has loaded there. Raises `ConfigError` with what is
-    wrong."""
+    are from then on those of all files that it has loaded there. `imports_twice`: warn of what has
+    another value whenever the file is imported. Raises `ConfigError` with what is wrong."""
     file = cfg.of(config).file
     title, workers = cfg.of(config).title, config.parallel.workers
     config = _for_this_machine(config)
@@ -276,11 +280,38 @@ def before_search(config: Systems, say: Callable[[str], None]) -> Report:
             raise ConfigError(f"{title}: its process died: {error}{_last_line(output)}") from None
     if report.get("oom") and (smaller := with_more_passes(config)) is not None:
         say(f"{title}: out of memory; next: loader.accumulation = {smaller.loader.accumulation}")
-        return before_search(smaller, say)
+        return before_search(smaller, say, imports_twice)
     if "error" in report:
         raise ConfigError(report["error"])
     code.extend(file, report.get("loaded", {}))
+    report["warnings"] += changing(config.schema.workload) if imports_twice else []
     return cast("Report", report)
+
+
+def changing(workload: str) -> list[str]:
+    """Return warnings of values at the top of a user's file that two imports of it differ in, such
+    as an order that is drawn there: a side of a comparison has one import for all of its runs."""
+    one, other = (
+        template_ask.ask(
+            "tunediff.training.check:top_values", workload, within_s=LONGEST_S,
+            prepare=prepared.PREPARE, options={"workload": workload, "trains": False},
+            base=prepared.BASE,
+        )
+        for _ in range(2)
+    )  # fmt: skip
+    why = "has another value whenever the file is imported: let it follow trial.config.seed"
+    return [f"{name} {why}" for name, digest in one.items() if other.get(name) != digest]
+
+
+def top_values(connection: Connection, workload: str) -> None:
+    """Send the digests of the numbers, texts, arrays and tensors at the top of a user's file."""
+    digests = dict[str, str]()
+    for name, value in vars(cfg.find(workload).code).items():
+        array = value.detach().cpu().numpy() if isinstance(value, torch.Tensor) else value
+        if isinstance(array, bool | int | float | str | np.ndarray):
+            content = array.tobytes() if isinstance(array, np.ndarray) else repr(array).encode()
+            digests[name] = hashlib.sha256(content).hexdigest()
+    connection.send(digests)
 
 
 def _for_this_machine(config: Systems) -> Systems:
