@@ -1,5 +1,6 @@
 """A result that a stranger can check: its folder, its verdict computed again, the same run on another machine."""
 
+import itertools
 import json
 import os
 import re
@@ -150,11 +151,8 @@ def named_in_proof(proof):
     (proof / "proof.json").write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("anew", [False, True])
-@pytest.mark.parametrize("what", [*TAMPERED, *PLAIN])
+@pytest.mark.parametrize(("what", "anew"), [*itertools.product(TAMPERED, [True, False]), *zip(PLAIN, [False] * 3)])
 def test_whatever_was_changed_is_named(proof, capsys, what, anew):
-    if anew and what in PLAIN:
-        pytest.skip("nothing else says so")
     change, fault = (TAMPERED | PLAIN)[what]
     change(proof)
     if anew:

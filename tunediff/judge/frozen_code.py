@@ -77,11 +77,6 @@ class SideCode:
         sources, left = _sources(runs_in, results=side.parents[1])
         return cls(configuration, files | sources, _commit(runs_in), working_copy, left)
 
-    @property
-    def content(self) -> dict[str, Any]:
-        """Return what its file says of it."""
-        return {**dataclasses.asdict(self), "digest": self.digest}
-
 
 def drawn_seed(digests: Sequence[str]) -> int:
     """Return the first seed of the comparison of two versions."""
@@ -91,12 +86,10 @@ def drawn_seed(digests: Sequence[str]) -> int:
 
 def write(folder: Path, sides: Sequence[SideCode], seed: int, drawn: bool) -> None:
     """Write what both sides are into the folder of a comparison."""
-    content: dict[str, Any] = {
-        side: code.content for side, code in zip(recorded.SIDES, sides, strict=True)
-    }
-    write_text(
-        folder / CODE, json.dumps({**content, "first_seed": seed, "drawn": drawn}, indent=1) + "\n"
-    )
+    content: dict[str, Any] = {"first_seed": seed, "drawn": drawn}
+    for side, code in zip(recorded.SIDES, sides, strict=True):
+        content[side] = {**dataclasses.asdict(code), "digest": code.digest}
+    write_text(folder / CODE, json.dumps(content, indent=1) + "\n")
 
 
 def read_json(file: Path) -> dict[str, Any]:

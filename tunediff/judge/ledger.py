@@ -84,18 +84,6 @@ class Ledger:
         """Return the level of the next comparison."""
         return online_fdr.level_of([entry.kept for entry in self.entries], budget)
 
-    @property
-    def confirmed(self) -> str | None:
-        """Return the last confirmed commit, at first that of the beginning."""
-        heads = [entry.head for entry in self.entries if entry.confirms and entry.kept]
-        return heads[-1] if heads else self.entries[0].head if self.entries else self.head
-
-    @property
-    def kept_since_confirmed(self) -> int:
-        """Return how many changes were kept since a comparison has last confirmed the head."""
-        confirming = [n for n, entry in enumerate(self.entries, 1) if entry.confirms and entry.kept]
-        return sum(entry.kept for entry in self.entries[max(confirming, default=0) :])
-
     def append(self, event: str, **content: Any) -> None:
         """Write one line, whole: others may write theirs at the same time."""
         line = json.dumps({"event": event, **content, "time": round(time.time())})
@@ -103,9 +91,14 @@ class Ledger:
             file.write(f"{line}\n")
 
     def state(self, key: str, budget: float) -> dict[str, Any]:
-        """Return what the result of one of its comparisons says of it."""
+        """Return what the result of one of its comparisons says of it.
+
+        A kept comparison that confirms makes its head the confirmed one; at first it is the first.
+        """
         number = [entry.id for entry in self.entries].index(key) + 1
-        since = self.kept_since_confirmed
+        confirming = [n for n, entry in enumerate(self.entries) if entry.confirms and entry.kept]
+        last = max(confirming, default=-1)
+        since = sum(entry.kept for entry in self.entries[last + 1 :])
         return {
             "number": number,
             "budget": budget,
@@ -113,7 +106,7 @@ class Ledger:
             "level": self.entries[number - 1].level,
             "kept": sum(entry.kept for entry in self.entries),
             "kept_since_confirmed": since,
-            "confirmed": self.confirmed,
+            "confirmed": self.entries[max(last, 0)].head,
             "recheck_due": since >= RECHECK,
             "file": str(self.file),
             "id": key,
