@@ -151,7 +151,9 @@ def named_in_proof(proof):
     (proof / "proof.json").write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize(("what", "anew"), [*itertools.product(TAMPERED, [True, False]), *zip(PLAIN, [False] * 3)])
+@pytest.mark.parametrize(
+    ("what", "anew"), [*itertools.product(TAMPERED, [True, False]), *((what, False) for what in PLAIN)]
+)
 def test_whatever_was_changed_is_named(proof, capsys, what, anew):
     change, fault = (TAMPERED | PLAIN)[what]
     change(proof)
