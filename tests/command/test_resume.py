@@ -11,6 +11,7 @@ from tunediff.command.definition import CommandDefinition
 from tunediff.command.workload import make
 from tunediff.core import trial_record
 from tunediff.core.journal import Journal
+from tunediff.core.target import TIME_TO_TARGET
 
 PROGRAM = """
 import json, os, pathlib, sys
@@ -24,7 +25,8 @@ if how == "cut" and file.exists():
 if how in ("anew", "whole"): file.unlink(missing_ok=True)
 values = [abs(step - 7.5) + 1 / (step + 1) for step in range(14)]
 for step, value in [*enumerate(values)][first:]:
-    print(f"METRIC acc={step} loss={value}" if how in ("plain", "line") else f"step {step}", flush=True)
+    if how == "target": print(f"t={step + 1}", flush=True)
+    print(f"METRIC acc={step} loss={value}" if how in ("plain", "line", "target") else f"step {step}", flush=True)
     written = values[:step + 1] if how == "whole" else [value]
     with open(file, "w" if how == "whole" else "a") as rows:
         for value in written: rows.write(json.dumps({"loss": value}) + "\\n")
@@ -34,6 +36,7 @@ for step, value in [*enumerate(values)][first:]:
 """
 WAYS = [
     ("plain", "last"),
+    ("target", "last"),
     ("line", "mean:3"),
     ("append", "min"),
     ("cut", "mean:6"),
@@ -47,21 +50,24 @@ def run(folder, how, reduce):
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(PROGRAM)
     words = sys.executable, "-IS", str(folder / "train.py"), how, "{seed}"
-    metrics = None if how in ("plain", "line") else "{folder}/m.jsonl"
-    command = CommandDefinition(words, "loss", reduce=reduce, outcome="final", metrics=metrics)
+    settings = {} if how in ("plain", "line") else {"metrics": "{folder}/m.jsonl"}
+    if how == "target":
+        settings = {"outcome": "time", "target": "loss<=1.5", "time": r"t=(\d+)"}
+    command = CommandDefinition(words, "loss", **{"reduce": reduce, "outcome": "final", **settings})
     config = cfg.take_along(make(command, {}, "test").schema.default(), folder)
     (folder / "config.yaml").write_text(cfg.dump(config, folder=folder))
     list(trial.follow(trial.run_of(config, folder, None), config, {}, 0))
     record = trial_record.read_trial(folder)
     last = record.points[-1]
-    return record.end.status, last.steps, last["loss"], last.get("acc"), record.end.steps
+    seconds = last.get(TIME_TO_TARGET)
+    return record.end.status, last.steps, last["loss"], last.get("acc"), record.end.steps, seconds
 
 
 @pytest.mark.parametrize("cut", range(30))
 def test_a_run_that_was_killed_at_any_line_has_the_result_of_one_that_was_not(tmp_path, cut):
     how, reduce = WAYS[cut % len(WAYS)]
     expected = run(tmp_path / "whole", how, reduce)
-    assert expected[:2] == ("ok", 14)
+    assert expected[:2] == ("ok", 9 if how == "target" else 14)
     lines = [*map(json.loads, (tmp_path / "whole/journal.jsonl").read_text().splitlines())]
     kept = lines[: 1 + cut * (len(lines) - 1) // 30]
     saved = max((line["state"]["values"] for line in kept if line["event"] == "checkpoint"), default=0)

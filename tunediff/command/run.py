@@ -51,6 +51,8 @@ class State:
     pauses: bool
     unit: str | None
     """What the values are printed in; None: there was no value."""
+    approach: tuple[list[tuple[float, float]], tuple[float, float] | None] | None
+    """See `Approach.last` and `Approach.before`; None: there is no target."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,6 +177,9 @@ class RunReader:
         self.clock.waits = state.started
         self._reduction.values.extend(map(float, state.reduced))
         self.values, self.value, self.unit = state.values, self._reduction.value, state.unit
+        if self._approach is not None and state.approach is not None:
+            last, self._approach.before = state.approach
+            self._approach.last.extend(last)
         point = None if state.point is None else Point.of(state.point)
         self.curve.resume(point, state.curve_s)
         if point is not None:
@@ -183,7 +188,7 @@ class RunReader:
     def _state(self, now: float) -> State:
         """Return what another process needs to go on from here."""
         self.read_file(now)
-        latest = self.curve.latest
+        latest, approach = self.curve.latest, self._approach
         return State(
             train_s=self.clock.elapsed_s(now),
             values=self.values,
@@ -194,6 +199,7 @@ class RunReader:
             started=self.clock.waits or self.clock.started is not None,
             pauses=self.clock.pauses,
             unit=self.unit,
+            approach=None if approach is None else ([*approach.last], approach.before),
         )
 
     def read(self, line: str, now: float) -> None:
@@ -299,12 +305,14 @@ def execute(
     definition = run.definition
     run.folder.mkdir(parents=True, exist_ok=True)
     argv = run.argv(port := free_port())
+    # Before the program may write its file of metrics: what is there then is not its own
+    reader = RunReader(run, time.monotonic())
     try:
         process = CommandProcess(argv, run.folder, Path(definition.folder), run.environment(port))
     except OSError as error:
         yield End("error", f"{error.strerror or error}: {error.filename or argv[0]}")
         return
-    reader = RunReader(run, process.begun)
+    reader.clock.begun = process.begun
     ending: str | None = None
     signalled_at = 0.0
     try:

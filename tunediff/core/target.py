@@ -114,17 +114,17 @@ class Approach:
     def __init__(self, target: Target, evaluations: int = EVALUATIONS) -> None:
         """`evaluations`: over how many values the mean is, or over those that there are."""
         self._target = target
-        self._last = collections.deque[tuple[float, float]](maxlen=evaluations)
-        self._before: tuple[float, float] | None = None
+        self.last = collections.deque[tuple[float, float]](maxlen=evaluations)
+        self.before: tuple[float, float] | None = None
 
     def add(self, seconds: float, value: float) -> float | None:
         """Take an evaluation; return the second at which the target was met, None: not yet."""
-        if self._last and seconds < self._last[-1][0] * (1 + APART):
+        if self.last and seconds < self.last[-1][0] * (1 + APART):
             return None
-        self._last.append((seconds, value))
-        at_s, mean = (statistics.fmean(numbers) for numbers in zip(*self._last, strict=True))
+        self.last.append((seconds, value))
+        at_s, mean = (statistics.fmean(numbers) for numbers in zip(*self.last, strict=True))
         mean = float(f"{mean:.12g}")  # equal values have their value, not one that is 1e-16 below
-        before, self._before = self._before, (at_s, mean)
+        before, self.before = self.before, (at_s, mean)
         if not self._target.met(mean):
             return None
         if before is None:
