@@ -167,6 +167,22 @@ def test_the_remaining_time_includes_evaluation_and_confirming_runs(tmp_path, cl
     assert lines.remaining_words() == f"about 3m30s left, then up to about {confirming} of confirming"
 
 
+def test_a_new_search_says_once_where_the_seconds_to_its_first_step_went(tmp_path, clock, capsys):
+    space = searches.make(folder := tmp_path / "night", searches.FILE)
+    lines = console.Console(folder, space, EventLines(begun=-20.0), planned=plan.values(space, tmp_path, {}))
+    clock.s = 8.0
+    lines.greet(None)
+    clock.s = 11.0
+    for name in ("t0000", "t0001"):
+        lines.listen("start", name, {})
+        clock.s += 9.0
+    for name in ("t0000", "t0001"):
+        lines.listen("point", name, {"before_first_batch_s": 4.0, "first_step_s": 1.0})
+    said = [line for line in capsys.readouterr().out.splitlines() if "first step after" in line]
+    (line,) = said
+    assert line.endswith("after 36s: data and evaluation 20s, Ray 8s, its worker 3s, set-up 4s, the step 1s")
+
+
 def test_the_end_of_a_search_promises_no_confirming_if_only_the_baseline_finished(tmp_path):
     content = searches.FILE | {"confirm": {"of": 1, "seeds": 4}, "budget": {"per_trial": "20s", "trials": 2}}
     space = searches.make(folder := tmp_path / "night", content)

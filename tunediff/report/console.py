@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -52,6 +53,9 @@ class Console(Listener):
         self._remaining = RemainingTime(folder, space, planned, begun, bool(self.confirming))
         self._read()
         self._remaining.ended_before = self.following.ended
+        self._stages = [self.lines.begun, begun] if planned is not None else []
+        """When the command began, what runs trials, Ray, the first trial; empty once it was said
+        where the seconds to the first step went."""
         self._printed: set[tuple[str, int]] = set()
         self._warnings = TrialWarnings(self._trials_before(), self.say)
 
@@ -116,7 +120,26 @@ class Console(Listener):
             " starting the workers",
         ):
             self.say(line)
+        self._stages += [time.monotonic()] * bool(self._stages)
         self._heartbeat.workers_requested()
+
+    def _say_first_step(self, event: str, content: Mapping[str, Any]) -> None:
+        """Say, at the first trial's first point, where the seconds to its first step went."""
+        if event == "start" and len(self._stages) == 3:
+            self._stages.append(time.monotonic())
+        if event != "point" or len(self._stages) != 4:
+            return
+        measured_s, ray_s, worker_s = (b - a for a, b in itertools.pairwise(self._stages))
+        parts = {
+            "data and evaluation": measured_s,
+            "Ray": ray_s,
+            "its worker": worker_s,
+            "set-up": content.get("before_first_batch_s") or 0.0,
+            "the step": content.get("first_step_s") or 0.0,
+        }
+        shares = ", ".join(f"{name} {text.seconds(value)}" for name, value in parts.items())
+        self.say(f"first step after {text.seconds(sum(parts.values()))}: {shares}")
+        self._stages = []
 
     # ---- events
     def start(self, trial: str, content: Mapping[str, Any]) -> None:
@@ -132,6 +155,7 @@ class Console(Listener):
         """Handle an event of a trial: `start`, `point` or `end`."""
         if self.quiet:
             return
+        self._say_first_step(event, content)
         if event == "start":
             self._remaining.start()
             self._heartbeat.workers_requested()
