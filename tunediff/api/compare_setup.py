@@ -147,8 +147,9 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         if options.seed is not None:
             allow(not named, "--seed", options.seed, "no seed= beside it")
             sides = [cfg.override(config, {"seed": options.seed}, check=False) for config in sides]
-        # Judged alike: in float32, unless a format is named
-        sides = [number_formats.pinned(config, None) for config in sides]
+        # Judged alike: in float32, as on a CPU, unless a format is named
+        if options.address is not None or resources.local().gpus:
+            sides = [number_formats.pinned(config, None) for config in sides]
         if options.equal:
             sides[1] = twin(sides[1])
         _check_parallel(options, sides)
