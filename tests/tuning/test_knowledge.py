@@ -7,7 +7,7 @@ from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.tuning import knowledge
-from tunediff.tuning.knowledge import needs_at_least, predicted_mib, ruled_out
+from tunediff.tuning.knowledge import needs_at_least, ruled_out
 from tunediff.tuning.tried import Tried
 
 BASE = {"loader.batch_size": 256, "loader.resident": True, "parallel.workers": 1}
@@ -75,8 +75,6 @@ def test_more_workers_that_divide_the_model_need_less():
         )
         assert needs_at_least(two, two)
         assert not needs_at_least(four, two)
-        known = [trial(two, mib=1000.0)]
-        assert (predicted_mib(two, known), predicted_mib(four, known)) == (1000.0, None)
 
 
 def test_names_that_a_workload_says_memory_does_not_depend_on_are_knobs_of_it():
@@ -91,23 +89,10 @@ def test_another_workload_teaches_nothing():
     assert not needs_at_least(knobs() | {"workload": "another"}, knobs())
 
 
-def test_memory_is_a_straight_line_over_images_and_bytes():
-    records = [
-        trial(knobs(loader__batch_size=64), mib=1000.0),
-        trial(knobs(loader__batch_size=128), mib=1600.0),
-        trial(knobs(loader__batch_size=512, memory__channels_last=True), mib=9000.0),  # not alike
-    ]
-    assert predicted_mib(knobs(loader__batch_size=256), records) == pytest.approx(2800.0)
-    assert predicted_mib(knobs(loader__batch_size=256, precision__amp="bf16"), records) == pytest.approx(1600.0)
-    assert predicted_mib(knobs(loader__batch_size=256), records[:1]) == pytest.approx(4000.0)
-    assert predicted_mib(knobs(model__channels=64), records) is None
-
-
-def test_the_reason_names_the_trial_the_size_and_the_estimate():
+def test_the_reason_names_the_trial_and_the_size():
     records = [trial(knobs(loader__batch_size=128), mib=1600.0), trial(knobs(), "oom", name="t0002")]
     assert ruled_out(knobs(loader__batch_size=512), records) == (
-        "not run: 512 images at once in none precision need at least as much memory, about 6,400 MiB as t0002, "
-        "which ran out of it"
+        "not run: 512 images at once in none precision need at least as much memory as t0002, which ran out of it"
     )
     assert ruled_out(knobs(loader__batch_size=128), records) == ""
     assert ruled_out(knobs(loader__batch_size=512), [trial(knobs(), "timeout")]) == ""

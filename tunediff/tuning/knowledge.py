@@ -95,37 +95,6 @@ def needs_at_least(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     return rest(config) == rest(other)
 
 
-def predicted_mib(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> float | None:
-    """Estimate `config`'s peak device MiB; None: no trial differs only in batch, precision.
-
-    A straight line through the smallest and the largest such trial: activations grow with samples
-    at once times bytes. Only for messages: nothing is ruled out by it.
-    """
-    measured: list[tuple[float, float]] = []
-    for record in records:
-        if not record.points or not record.points[-1].peak_memory_mib:
-            continue
-        alike, mine = (
-            {**knobs, "loader.batch_size": 1, "loader.accumulation": 1}
-            for knobs in (record.config, config)
-        )
-        for knobs in (alike, mine):
-            knobs["precision.amp"] = "none"
-            if knobs.get("parallel.strategy", "ddp") == "ddp":
-                knobs["parallel.workers"] = 1  # each worker has the whole model
-        if needs_at_least(alike, mine) and needs_at_least(mine, alike):
-            size = samples_at_once(record.config) * _BYTES[record.config["precision.amp"]]
-            measured.append((float(size), record.points[-1].peak_memory_mib))
-    if not measured:
-        return None
-    size = samples_at_once(config) * _BYTES[config["precision.amp"]]
-    (small, low), (large, high) = min(measured), max(measured)
-    if large == small:
-        return high * max(1.0, size / large)
-    slope = max(0.0, (high - low) / (large - small))
-    return high + slope * (size - large)
-
-
 def used(trial: TrialRecord, cost: str) -> list[float]:
     """Return a trial's recorded uses of a cost (`space.cost`); empty: none."""
     end = trial.end or End("error")
@@ -156,14 +125,12 @@ def ran_out_of_memory(record: TrialRecord) -> bool:
 
 def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:
     """Return why `config` is not run, given the trials so far; empty: it may be run."""
-    records = list(records)
     if (trial := smaller_oom_trial(config, records)) is None:
         return ""
-    estimate_mib, unit = predicted_mib(config, records), cfg.find(config["workload"]).unit
-    words = f", about {estimate_mib:,.0f} MiB" if estimate_mib is not None else ""
+    unit = cfg.find(config["workload"]).unit
     return (
         f"not run: {samples_at_once(config)} {unit} at once in {config['precision.amp']} precision"
-        f" need at least as much memory{words} as {trial.name}, which ran out of it"
+        f" need at least as much memory as {trial.name}, which ran out of it"
     )
 
 
