@@ -12,7 +12,7 @@ from ray.tune.search import Searcher as RaySearcher
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.core.trial_record import End, read_trials
+from tunediff.core.trial_record import End
 from tunediff.ray_backend.client import RaySlot
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.loop import Dispatcher
@@ -94,7 +94,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             raise OSError(why)
         end = End("error", "its driver died", process_died=True)
         if not error:
-            end = ended_early(self.proposer.space, trial_record, read_trials(experiment))
+            end = ended_early(self.proposer.space, trial_record)
         Journal(spec.folder).end_trial(end)
 
 

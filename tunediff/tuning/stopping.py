@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tunediff.analysis import RATE
 from tunediff.analysis.noise import pooled
 from tunediff.config import Values
-from tunediff.core import text
 from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.trial import reported
 from tunediff.tuning.trial_spec import TrialSpec
 
-Trials = Sequence[TrialRecord]
 GRACE = 0.5
 """Share of its budget that every trial gets before it may be stopped early."""
 RATIO_MARGIN, DIFFERENCE_MARGIN = 0.2, 0.05
@@ -147,30 +145,7 @@ def runs_through(space: SearchSpace, role: Role, drawn: Values) -> bool:
     return role == "repeat" or space.is_baseline(drawn)
 
 
-def ended_early(space: SearchSpace, stopped: TrialRecord | None, others: Trials) -> End:
-    """Return the end of a trial that the scheduler stopped; its reason says what the trial was
-    compared with: the values of `others` at the same point of their curves."""
-    budget_s = stopped.budget_s if stopped is not None else None
-    grace_s = GRACE * (budget_s or space.longest_s)
-    where = ""
-    if stopped is not None and stopped.points:
-        point, metric = stopped.points[-1], space.metric
-        where = f" after {point.train_s:.1f} s"
-        values = [
-            other[metric]
-            for trial in others
-            if trial.name != stopped.name
-            for other in trial.points
-            if other["index"] == point["index"] and other.get(metric) is not None
-        ]
-        if values and point.get(metric) is not None:
-            least = space.mode == "min"
-            better = sum(v < point[metric] if least else v > point[metric] for v in values)
-            best = text.number(min(values) if least else max(values))
-            where += (
-                f": {space.label} {text.number(point[metric])}, {better} of {len(values)} other"
-                " trials"
-                f" were better by then, the best {best}"
-            )
-    why = f"stopped by {space.early_stopping}{where}; no trial is stopped before {grace_s:.1f} s"
-    return End("pruned", f"{why} or within the noise of the best")
+def ended_early(space: SearchSpace, stopped: TrialRecord | None) -> End:
+    """Return the end of a trial that the scheduler stopped."""
+    where = f" after {stopped.points[-1].train_s:.1f} s" if stopped and stopped.points else ""
+    return End("pruned", f"stopped by {space.early_stopping}{where}")
