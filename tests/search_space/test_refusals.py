@@ -122,7 +122,6 @@ REFUSED = [
     (rungs(("a", {"seed": 1})), "ladder: a: seed:"),
     (rungs(("a", {"loader.batch_size": 100}), ("b", {"parallel.workers": 3})), "ladder: b: loader.batch_size: 100"),
     (rungs(("a", {"precision.amp": "bf16"}), baseline={"optimizer.lr": 1e-3}), "baseline: optimizer.lr:"),
-    (changed(fresh="yes"), "fresh: 'yes'"),
     (changed(operations=True), "operations: True"),
     (changed(operations=1001), "operations: 1001"),
     (changed(search=None, first=None, grid={"parallel.workers": "every"}, budget={"per_trial": "9s"}),
