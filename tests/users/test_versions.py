@@ -111,6 +111,7 @@ def train(tmp_path):
 
 
 def test_what_lies_below_the_file_is_the_version_and_the_copy(mine, train, tmp_path):
+    (mine.parent / ".#mine.py").symlink_to("me@here.1234")  # as Emacs locks a file
     config = cfg.baseline(str(mine))
     assert {str(path) for path in cfg.of(config).file.contents} == {"mine.py", *MODULES}
     copy = cfg.take_along(config, tmp_path / "search")

@@ -19,14 +19,15 @@ _SKIPPED = ("__pycache__", "ray_results", "node_modules", "site-packages")
 
 
 def below(root: Path) -> dict[Path, Path]:
-    """Return the Python files below a folder, by their paths relative to it; {} where they are
+    """Return the readable Python files below a folder, by their paths relative to it; {} where they are
     too many."""
     found, visited = list[Path](), 0
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not _is_skipped(Path(folder) / name)]
-        found += [Path(folder) / name for name in names if name.endswith(".py")]
-        visited += len(names)
-        if len(found) > MOST_FILES or visited > MOST_VISITED:
+        # an editor's lock is a link to nowhere
+        files = (Path(folder) / name for name in names if name.endswith(".py"))
+        found += [file for file in files if os.access(file, os.R_OK)]
+        if len(found) > MOST_FILES or (visited := visited + len(names)) > MOST_VISITED:
             return {}
     return {file.relative_to(root): file for file in found}
 
