@@ -126,9 +126,8 @@ def test_what_lies_below_the_file_is_the_version_and_the_copy(mine, train, tmp_p
 
 
 def test_a_check_adds_what_was_loaded_from_elsewhere(mine, tmp_path, monkeypatch):
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere/far_module.py").write_text("VALUE = 5")
-    monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
+    (tmp_path / "far_module.py").write_text("VALUE = 5")
+    monkeypatch.syspath_prepend(str(tmp_path))
     mine.write_text(FILE.replace("    import plugins\n", "    import far_module, plugins\n"))
     config = cfg.baseline(str(mine))
     check.before_search(config, lambda line: None)

@@ -19,8 +19,8 @@ _SKIPPED = ("__pycache__", "ray_results", "node_modules", "site-packages")
 
 
 def below(root: Path) -> dict[Path, Path]:
-    """Return the readable Python files below a folder, by their paths relative to it; {} where they are
-    too many."""
+    """Return the readable Python files below a folder, by their paths relative to it; {} where
+    they are too many."""
     found, visited = list[Path](), 0
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not _is_skipped(Path(folder) / name)]
