@@ -2,6 +2,7 @@
 the semantics of a CUDA graph."""
 
 import collections
+import copy
 import random
 
 import numpy as np
@@ -19,6 +20,7 @@ from tunediff.training.capture.captured_call import CapturedCall
 from tunediff.training.capture.comparison import difference
 from tunediff.training.observer import Recorder
 from tunediff.training.pace import Pace
+from tunediff.training.precision import cast_weights_together
 from tunediff.training.run_trial import run_trial
 from tunediff.training.training_run import Program
 from tunediff.workloads.diffusion.timesteps import KINDS
@@ -71,6 +73,28 @@ def test_captured_training_equals_the_eager_one_with(knobs):
     captured, eager, told = both(tiny(**EXACT | knobs))
     assert told.facts["capture"] == "captured"
     assert_equal(weights(captured), weights(eager))
+
+
+def test_weights_of_a_captured_step_in_bf16_are_cast_together():
+    """Forwards and backwards; else each weight is cast by a kernel of its own, and each gradient back."""
+    counts = {}
+    for together in (True, False):
+        net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(144, 8), nn.SiLU(), nn.Linear(8, 1))
+        net.load_state_dict({name: torch.full_like(one, 0.01) for name, one in net.state_dict().items()})
+        if together:
+            cast_weights_together(net, torch.bfloat16)
+            net = copy.deepcopy(net)
+        step = RecordedStep()
+        with step.capturing():
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = net(torch.ones(2, 1, 8, 8)).float().mean()
+            loss.backward()
+        names = [str(call[0].overloadpacket) for call in step.calls]
+        gradients = [one.grad for one in net.parameters()]
+        counts[together] = sum(name in ("aten._to_copy", "aten._foreach_copy_") for name in names), gradients
+        assert all(isinstance(one, nn.Parameter) for one in net.parameters())
+    assert_equal(counts[True][1], counts[False][1])
+    assert (counts[True][0], counts[False][0]) == (5, 15), "two for the weights, three of the input and the loss"
 
 
 @pytest.mark.nightly

@@ -43,9 +43,11 @@ class ExponentialAverage:
         # Listed once: walking over the modules takes the host as long as the average.
         if model is not self._model:
             self._theirs, self._model = list(model.parameters()), model
-        # A network may make new buffers.
-        for mine, buffer in zip(self.model.buffers(), model.buffers(), strict=True):
-            mine.copy_(buffer)
+        # A network may make new buffers. One operation for those of a type, two of a batch norm
+        buffers = list(zip(self.model.buffers(), model.buffers(), strict=True))
+        for dtype in dict.fromkeys(mine.dtype for mine, _ in buffers):
+            alike = [pair for pair in buffers if pair[0].dtype == dtype]
+            torch._foreach_copy_([mine for mine, _ in alike], [buffer for _, buffer in alike])
         theirs = [_local(parameter).float() for parameter in self._theirs]
         share = 1 - self.decay(progress, delta)
         torch._foreach_lerp_([_local(parameter) for parameter in self._mine], theirs, share)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from tunediff.training import adapters, memory, shared_code
+from tunediff.training import adapters, memory, precision, shared_code
 from tunediff.training.state import Stateful
 from tunediff.training.training_run import TrainingRun
 
@@ -23,6 +23,8 @@ def prepare(
 ) -> nn.Module:
     """Return the model on its device, under the strategy and torch.compile; see `Trial.prepare`."""
     _move_to_device(run, model, blocks)
+    if run.make_graph is not None and run.amp.dtype is not None and not run.config.compile.active:
+        precision.cast_weights_together(model, run.amp.dtype)
     if run.config.compile.active:
         run.shared_code.use(shared_code.key(model, run.config))
     prepared = run.compilation.apply(run.strategy.wrap(model, blocks), model, blocks)

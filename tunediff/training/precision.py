@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
+from torch import Tensor, nn
 from torch.backends import cudnn
 
 from tunediff.config.systems import Precision
@@ -103,3 +105,54 @@ class Amp:
         if self.dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+# ---- weights under autocast, in a captured step
+class _CastTogether(torch.autograd.Function):
+    """Casts of many tensors by one operation, and of their gradients by another one."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        return tuple(_cast(tensors, dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        cast = iter(_cast([one for one in gradients if one is not None], torch.float32))
+        return (None, *(next(cast) if one is not None else None for one in gradients))
+
+
+def _cast(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    cast = [torch.empty_like(tensor, dtype=dtype) for tensor in tensors]
+    torch._foreach_copy_(cast, list(tensors))
+    return cast
+
+
+def cast_weights_together(model: nn.Module, dtype: torch.dtype) -> None:
+    """Let a model's forward pass cast the weights of its products and convolutions at once.
+
+    Autocast casts each of them by a kernel of its own, and each gradient back: 600 small ones of
+    the 1,800 kernels in a captured step of the U-Net for CIFAR-10. The numbers are the same.
+    """
+    layers = [one for one in model.modules() if type(one) in (nn.Linear, nn.Conv1d, nn.Conv2d)]
+    model.forward = functools.partial(_with_cast_weights, model.forward, layers, dtype)
+
+
+def _with_cast_weights(
+    forward: Callable[..., Any], layers: Sequence[nn.Module], dtype: torch.dtype, *inputs: Any,
+    **named: Any,
+) -> Any:  # fmt: skip
+    weights = {id(one): one for layer in layers for one in layer.parameters(recurse=False)}
+    device = next(iter(weights.values())).device.type if weights else "cpu"
+    if not (torch.is_autocast_enabled(device) and torch.is_grad_enabled() and weights):
+        return forward(*inputs, **named)
+    cast = dict(zip(weights, _CastTogether.apply(dtype, *weights.values()), strict=True))
+    before = [dict(layer._parameters) for layer in layers]
+    try:
+        for layer in layers:
+            for name, weight in layer._parameters.items():
+                layer._parameters[name] = cast.get(id(weight))
+        return forward(*inputs, **named)
+    finally:
+        for layer, parameters in zip(layers, before, strict=True):
+            layer._parameters.update(parameters)
