@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.nn.functional as F
+import yaml
 
 import tunediff
 from tests.fake_cuda import DEVICE, GPU, fake_cuda
@@ -18,9 +19,11 @@ from tests.helpers import CPU, Told, assert_equal, tiny, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS
 from tests.training.test_capture import EXACT, FEW, fused, told_of
 from tunediff import distributed, sample
+from tunediff.api.train_setup import TrainOptions, prepare
 from tunediff.config import ConfigError
 from tunediff.config.configurations import not_effective
 from tunediff.config.systems import Precision
+from tunediff.core import machine
 from tunediff.evaluation import generation
 from tunediff.profiling import measure
 from tunediff.training import hardware, memory, shared_code
@@ -135,6 +138,24 @@ def test_captured_training_on_a_gpu_that_is_not_there_equals_that_of_a_cpu():
 def test_on_a_gpu_that_is_not_there(exercise):
     with fake_cuda() as cuda:
         exercise(cuda)
+
+
+def test_train_on_a_gpu_captures_unless_it_is_told_otherwise(tmp_path):
+    def asked(config, *words):
+        options = TrainOptions(config=Path(config), words=words, samples=8, out=tmp_path / "out")
+        return prepare(options).config.compile.capture
+
+    with mock.patch.object(machine, "gpus", return_value=["0"]):
+        assert asked("digits") == "auto"
+        assert asked("digits", "compile.capture=none") == "none"
+        (tmp_path / "mine.yaml").write_text("workload: digits\n")
+        assert asked(tmp_path / "mine.yaml") == "none", "a file says how it trains"
+    assert asked("digits") == "none", "without a GPU"
+
+
+def test_flagship_is_tried_captured_right_after_its_stock_baseline():
+    stock, captured, *_ = yaml.safe_load((PACKAGE.parent / "search_spaces/cifar10.yaml").read_text())["first"]
+    assert (stock, captured["compile.capture"]) == ({}, "auto")
 
 
 # ---- every branch
