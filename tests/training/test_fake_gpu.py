@@ -88,7 +88,9 @@ def knobs_without_effect_are_named_by_device(cuda):
     set_backends(Precision(cudnn_benchmark=True), "cuda")
     assert torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = before
-    memory.keep_freed(False, DEVICE)
+    for keep, device in ((False, DEVICE), (False, CPU.device), (True, CPU.device)):
+        memory.keep_freed(keep, device)
+        hardware.synchronize(device)
 
 
 def other_questions_get_the_answers_of_a_gpu(cuda):
@@ -148,7 +150,7 @@ def test_train_on_a_gpu_captures_unless_it_is_told_otherwise(tmp_path):
     with mock.patch.object(machine, "gpus", return_value=["0"]):
         assert asked("digits") == "auto"
         assert asked("digits", "compile.capture=none") == "none"
-        (tmp_path / "mine.yaml").write_text("workload: digits\n")
+        (tmp_path / "mine.yaml").write_text("workload: diffusion\ndata: {name: digits}\n")
         assert asked(tmp_path / "mine.yaml") == "none", "a file says how it trains"
     assert asked("digits") == "none", "without a GPU"
 
