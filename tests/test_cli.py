@@ -8,8 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from rich.console import Console
-from rich.table import Table
 
 from tunediff import cli, search
 from tunediff.core import text
@@ -21,50 +19,6 @@ def plain(argv):
     print(WORDS)
     print(WORDS, file=sys.stderr)
     return 0
-
-
-def live(argv):
-    """As the live table of a search."""
-    table = Table(title=WORDS)
-    table.add_row(WORDS)
-    Console(file=sys.stdout, force_terminal=True, width=100).print(table)
-    return 0
-
-
-def refused(argv):
-    raise cli.ConfigError(WORDS)
-
-
-def ascii_output(command, *words):
-    """Exit code and output of a command where LC_ALL=POSIX with PYTHONUTF8=0, or PYTHONIOENCODING=ascii, is set."""
-    out, err = (io.TextIOWrapper(io.BytesIO(), "ascii", errors) for errors in ("surrogateescape", "strict"))
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = command(list(words))
-    for stream in (out, err):
-        stream.flush()
-    return code, (out.buffer.getvalue() + err.buffer.getvalue()).decode("ascii")
-
-
-@pytest.mark.parametrize(("command", "code"), [(plain, 0), (live, 0), (refused, 2)])
-def test_output_that_is_not_utf8_is_no_traceback(command, code):
-    ended, text = ascii_output(cli.guarded(command))
-    assert ended == code
-    assert "4 trials ? 3s ? 0.9 ? 0.1 ???" in text
-
-
-def test_dry_run_works_where_output_is_ascii(tmp_path, monkeypatch, probe_says):
-    monkeypatch.chdir(tmp_path)
-    probe_says({})
-    code, text = ascii_output(search.main, "digits", "--dry-run")
-    assert code == 0
-    assert "optimizer.lr: 0.0005 ? 0.008 (log)" in text
-
-
-def test_output_that_can_say_all_is_left_as_it_is():
-    stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="surrogateescape")
-    with contextlib.redirect_stdout(stream):
-        assert cli.guarded(lambda argv: print(WORDS, "\udcfc") or 0)([]) == 0
-    assert stream.buffer.getvalue() == f"{WORDS} ".encode() + b"\xfc\n"
 
 
 @pytest.mark.parametrize(

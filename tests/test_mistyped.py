@@ -11,7 +11,6 @@ import yaml
 from tests import searches
 from tests.json_schemas import validate
 from tunediff import search, search_space
-from tunediff.config import missing_equals_hint
 from tunediff.core import text
 
 FILE = {
@@ -34,22 +33,6 @@ def here(tmp_path, monkeypatch):
     Path("ok.yaml").write_text(yaml.safe_dump(FILE))
     Path("config.yaml").write_text("workload: diffusion\nloader: {batch_size: 64}\n")
     Path("empty.yaml").write_text("")
-
-
-@pytest.mark.parametrize(
-    ("words", "answer"),
-    [
-        (["digits", "cifar10"], ""),
-        (["a.yaml", "b.yaml"], ""),
-        (["mine.py", "lr", "0.1"], "lr=0.1"),
-        (["optimizer.decay", "cosine"], "optimizer.decay=cosine"),
-        (["model.multipliers", "[1,2]"], "model.multipliers=[1,2]"),
-        (["x="], ""),
-        (["loader.workers", "lr=3"], ""),
-    ],
-)
-def test_a_knob_and_its_value_stand_together(words, answer):
-    assert missing_equals_hint(words) == (f"; did you mean {answer}?" if answer else "")
 
 
 def test_a_name_may_be_a_path_as_a_shell_completes_it(capsys):

@@ -101,7 +101,7 @@ profile --config digits --out text/in                 | --out: text/in
 compare                                               | command line: nothing:
 compare digits                                        | command line: digits:
 compare digits cifar10 digits                         | command line: digits cifar10 digits:
-compare digits seed 99                                | command line: digits seed 99: needs A and B, or A and knob=value for what B changes; did you mean seed=99?
+compare digits seed 99                                | command line: digits seed 99: needs A and B, or A and knob=value for what B changes
 compare optimizer.lr=0.1 digits                       | command line: optimizer.lr=0.1:
 compare digits optimizer.lr=0.002 -- --comment=x      | command line: --comment:
 compare nowhere.yaml digits                           | nowhere.yaml:

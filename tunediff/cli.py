@@ -55,7 +55,6 @@ def guarded(command: Command) -> Callable[..., int]:
 def _guarded(command: Command, argv: Sequence[str] | None) -> int:
     if sys.stdout is None:  # `>&-`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-    _replace_what_cannot_be_written()
     machine.limit_spinning()
     users.announces = True
     if early := signal.getsignal(signal.SIGINT) is signals.end:
@@ -144,16 +143,6 @@ def restore_stdout() -> None:
     _redirection.close()
 
 
-def _replace_what_cannot_be_written() -> None:
-    """Print `?` for a letter that the output's encoding has not, such as `×` in ASCII."""
-    for stream in (sys.stdout, sys.stderr):
-        encoding, errors = getattr(stream, "encoding", None), getattr(stream, "errors", None)
-        utf8 = str(encoding).lower().replace("-", "") == "utf8"
-        if errors == "strict" or (errors == "surrogateescape" and not utf8):
-            with contextlib.suppress(AttributeError):  # a notebook's stream has no such method
-                stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-
-
 def result(
     values: Mapping[str, Any], as_json: bool, typed: Mapping[str, Any] | None = None
 ) -> None:
@@ -182,7 +171,7 @@ class _Parser(argparse.ArgumentParser):
     def parse_intermixed_args(self, args: Sequence[str] | None = None) -> Any:  # type: ignore[override]
         """Parse options and `words` in any order; what follows `--` is no option, which argparse
         forgets in this case."""
-        line = _with_negative_values(sys.argv[1:] if args is None else args)
+        line = list(sys.argv[1:] if args is None else args)
         end = line.index("--") if "--" in line else len(line)
         parsed = super().parse_intermixed_args(line[:end])
         parsed.words += line[end + 1 :]
@@ -208,17 +197,6 @@ class _Parser(argparse.ArgumentParser):
         elif knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
             refusal += f"; a knob is written {knob[1]}={knob[2]}"
         raise ConfigError(f"command line: {refusal}; all options: {self.prog} --help")
-
-
-def _with_negative_values(words: Sequence[str]) -> list[str]:
-    """Return a command line in which `--budget -5s` is one word: argparse would miss the value."""
-    line = list[str]()
-    for word in words:
-        if line and line[-1].startswith("--") and "=" not in line[-1] and re.match(r"-\d", word):
-            line[-1] += f"={word}"
-        else:
-            line.append(word)
-    return line
 
 
 def parser(module: str, description: str) -> argparse.ArgumentParser:

@@ -40,9 +40,7 @@ def words_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
     if len(sides) != 2:
         message_words = " ".join(words) or "nothing"
         needed = "needs A and B, or A and knob=value for what B changes"
-        raise ConfigError(
-            f"command line: {message_words}: {needed}{cfg.missing_equals_hint(words)}"
-        )
+        raise ConfigError(f"command line: {message_words}: {needed}")
     return sides[0], sides[1]
 
 

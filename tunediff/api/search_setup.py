@@ -19,7 +19,7 @@ from tunediff.analysis import evidence, journals
 from tunediff.api.options import JobOptions, TargetOptions, check_files
 from tunediff.command.search import check_baseline
 from tunediff.command.workload import CommandWorkload
-from tunediff.config import ConfigError, Lines, is_command, missing_equals_hint
+from tunediff.config import ConfigError, Lines, is_command
 from tunediff.core import listeners, lock, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
@@ -327,8 +327,7 @@ def _new(options: SearchOptions) -> SearchRequest:
     files = [word for word in options.words if "=" not in word]
     settings = [word for word in options.words if "=" in word]
     if len(files) > 1:
-        hint = missing_equals_hint(options.words)
-        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}{hint}")
+        raise ConfigError(f"command line: one search file at most, found {', '.join(files)}")
     path = search_space.find(files[0] if files else None)
     content, inferred = _content(path, settings, options.address)
     content = _with_options(content, options, path)

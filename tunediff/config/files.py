@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -113,7 +112,7 @@ def named(path: Path, words: Sequence[str], where: str = "--config") -> Any:
     if is_shipped or workload.is_users(name.partition(":")[0]):
         return with_words(workload.baseline(name, where), words)
     if not path.exists():
-        hint = nearest(name, workload.baseline_names()) + missing_equals_hint([name, *words])
+        hint = nearest(name, workload.baseline_names())
         raise ConfigError(f"{name}: no such file, and no baseline of that name; {hint}")
     return load(path, words)
 
@@ -136,15 +135,6 @@ def dump(
     if folder is not None and file.is_relative_to(folder.absolute()):
         content["workload"] = str(file.relative_to(folder.absolute()))
     return head + to_yaml(content, flow=None)
-
-
-def missing_equals_hint(words: Sequence[str]) -> str:
-    """Return `; did you mean optimizer.lr=3e-3?` if a knob and value are two words, or ''."""
-    for name, value in itertools.pairwise(word.strip("=") for word in words if word != "="):
-        is_knob = re.fullmatch(r"[A-Za-z_]\w*(\.\w+)*", name) and Path(name).suffix not in FILES
-        if is_knob and "=" not in value and ("." in name or value[:1] in "-[0123456789"):
-            return f"; did you mean {name}={value}?"
-    return ""
 
 
 class KnobSetting(str):
@@ -170,8 +160,7 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
     values: Values = {}
     for word in words:
         name, equals, text = word.partition("=")
-        hint = missing_equals_hint(words)
-        broken = f"command line: {word!r} is not understood; write knob=value{hint}"
+        broken = f"command line: {word!r} is not understood; write knob=value"
         refuse(not (name and equals), broken)
         knob = schema.knob(name, "command line")
         repeated = [other for other in words if other.partition("=")[0] == name]
