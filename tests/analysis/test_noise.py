@@ -12,6 +12,8 @@ from tests.searches import FILE, make, noisy, write
 from tunediff import analysis, search_space
 from tunediff.analysis import evidence, importance, noise
 from tunediff.analysis.noise import Noise
+from tunediff.config import ConfigError
+from tunediff.config.workload import Workload
 from tunediff.report import headline, outputs, summary, verdicts
 from tunediff.tuning import experiment
 
@@ -351,3 +353,14 @@ def test_curves_that_did_not_move_are_no_remark_beside_a_winner(tmp_path):
         assert "did not move" in verdicts.unmoved_words(shown)
         with mock.patch.object(evidence.Evidence, "winner", shown.best):
             assert (verdicts.unmoved_words(shown), shown.unmoved) == ("", 0)
+
+
+def test_runs_without_a_seed_show_no_noise_and_confirm_nothing(tmp_path, monkeypatch):
+    """The second run of the baseline is the first one, repeated."""
+    found = read(tmp_path / "night")
+    monkeypatch.setattr(Workload, "same_seed", True)
+    shown = evidence.read(found)
+    assert (shown.noise, shown.better(shown.best)) == (None, None)
+    assert "whether that is more than noise is not known" in headline.headline(shown)
+    with pytest.raises(ConfigError, match="confirm: is not allowed with same_seed: true"):
+        search_space.parse(FILE | {"confirm": {"of": 1}}, "night.yaml")
