@@ -355,10 +355,10 @@ def test_curves_that_did_not_move_are_no_remark_beside_a_winner(tmp_path):
             assert (verdicts.unmoved_words(shown), shown.unmoved) == ("", 0)
 
 
-def test_runs_without_a_seed_show_no_noise_and_confirm_nothing(tmp_path, monkeypatch):
+@mock.patch.object(Workload, "same_seed", True)
+def test_runs_without_a_seed_show_no_noise_and_confirm_nothing(tmp_path):
     """The second run of the baseline is the first one, repeated."""
     found = read(tmp_path / "night")
-    monkeypatch.setattr(Workload, "same_seed", True)
     shown = evidence.read(found)
     assert (shown.noise, shown.better(shown.best)) == (None, None)
     assert "whether that is more than noise is not known" in headline.headline(shown)
