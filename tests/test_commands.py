@@ -164,35 +164,22 @@ LATE = "The current node timed out during startup."
 
 
 @pytest.fixture
-def inits(monkeypatch):
-    """Starts of Ray, of which the first `late` come too late."""
-    calls = mock.Mock(late=99, starts=[])
-
+def ray_comes_too_late(monkeypatch):
     def init(**options):
-        calls.starts.append(options)
-        if len(calls.starts) <= calls.late:
-            raise Exception(LATE)
-        return "context"
+        raise Exception(LATE)
 
     monkeypatch.setattr("ray.init", init)
-    return calls
 
 
-def test_cluster_that_comes_too_late_is_started_once_more(inits):
-    inits.late = 1
-    with connection.cluster(None) as context:
-        assert context == "context"
-    assert len(inits.starts) == 2
-    assert inits.starts[0] == inits.starts[1]
-
-
-def test_a_cluster_that_does_not_start_leaves_the_name_free(file, capsys, inits):
+@pytest.mark.usefixtures("ray_comes_too_late")
+def test_a_cluster_that_does_not_start_leaves_the_name_free(file, capsys):
     assert search.main([file, "--name", "night", "--quiet"]) == 1
     assert f"error: Ray did not start: {LATE}" in capsys.readouterr().err
     assert list(Path("ray_results").iterdir()) == []
 
 
-def test_resume_whose_cluster_does_not_start_says_how_to_go_on(file, capsys, inits):
+@pytest.mark.usefixtures("ray_comes_too_late")
+def test_resume_whose_cluster_does_not_start_says_how_to_go_on(file, capsys):
     experiment.create(Path("ray_results/night").absolute(), search_space.load(Path(file)), FILE)
     assert search.main(["--resume", "night", "--quiet"]) == 1
     error = capsys.readouterr().err

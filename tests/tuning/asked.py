@@ -92,6 +92,3 @@ class AskedBackend:
 
     def gone(self, nodes):
         return self.lost
-
-    def draining(self, nodes):
-        return []

@@ -49,7 +49,9 @@ class Nodes:
         ray = os.path.join(os.path.dirname(sys.executable), "ray")
         start = f"mount -t tmpfs none {folder} && exec {ray} start --address {self.address} --num-cpus 1 --block"
         command = ["unshare", "--mount", "--map-root-user", "sh", "-c", start]
-        self.others.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True))
+        node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
+        self.others.append(node)
+        assert any("Ray runtime started" in line for line in node.stdout)
 
     def close(self):
         end([*self.others, self.process])
@@ -161,30 +163,22 @@ def test_what_does_not_fit_and_what_is_not_shared_is_refused(nodes, search, tmp_
     if subprocess.run(["unshare", "--mount", "--map-root-user", "true"], check=False).returncode:
         pytest.skip("a node without the folder needs a mount namespace")
     nodes.add_without(one.storage)
-    two = search("apart", **(GRID | {"budget": {"per_trial": "60s", "trials": 6}}))  # until the node has come
-    process = two.start(str(two.file), "--name", "apart", "--address", nodes.address)
-    until = time.monotonic() + WAIT_S  # the node may join before the search looks, which ends it, or after that
-    while process.poll() is None and "a node has come and is not used" not in two.log and time.monotonic() < until:
-        if nodes.others[-1].poll() is not None:  # beside other load a raylet may end as it starts
-            nodes.add_without(one.storage)
-        time.sleep(0.2)
-    assert process.poll() in (None, 2)
+    two = search("apart", **GRID)
+    assert two.start(str(two.file), "--name", "apart", "--address", nodes.address).wait(WAIT_S) == 2
     assert "is not shared by all nodes" in two.log
     assert "No such file or directory" in two.log
     assert not one.folder.exists(), "nothing of what was refused is left"
 
 
-def test_a_search_survives_a_node_and_uses_a_new_one(nodes, search):
-    """Two nodes of one core run two trials at once; one dies with a trial on it, another one comes."""
+def test_a_search_survives_a_node(nodes, search):
+    """Two nodes of one core run two trials at once; one dies with a trial on it."""
     doomed = nodes.add()
-    one = search("night", **(GRID | {"budget": {"per_trial": "40s", "trials": 6}}))  # nodes take long to come
+    one = search("night", **GRID)
     process = one.start(str(one.file), "--name", "night", "--address", nodes.address)
     names = [f"t{number:04d}" for number in range(6)]
     victim = one.wait_for(lambda: next((n for n in names if ran_on(one, n, doomed) and one.events(n, "point")), None))
     for process_of_it in [psutil.Process(doomed), *psutil.Process(doomed).children(recursive=True)]:
         process_of_it.kill()  # as a machine dies: workers that outlive their raylet end their trial
-    new = nodes.add()
-    one.wait_for(lambda: next((n for n in names if ran_on(one, n, new)), None))
     assert process.wait(WAIT_S) == 0, one.log
     assert [one.trial(name).status for name in names] == ["ok"] * 6
     ran = [one.trial(name) for name in names]
@@ -192,7 +186,6 @@ def test_a_search_survives_a_node_and_uses_a_new_one(nodes, search):
     assert one.events(victim, "lost")
     steps = [line["steps"] for line in one.events(victim, "point")]
     assert steps == sorted(set(steps)), "it went on from its checkpoint"
-    assert "a node has come" in one.log
 
 
 def test_strategies_workers_and_batch_are_searched_over_two_nodes(nodes, search):
@@ -260,26 +253,3 @@ def test_the_head_dies_and_another_cluster_goes_on(nodes, search):
     assert all(one.journals[name].startswith(text) for name, text in before.items())
     for number in range(6):
         assert [event["index"] for event in one.events(f"t{number:04d}", "point")] == [1, 2]
-
-
-def test_a_draining_node_lets_its_trial_go_with_a_checkpoint(nodes, search):
-    """As an autoscaler gives notice of a pre-emption: half a minute before the node is taken away."""
-    leaving = nodes.add()
-    one = search("spot", budget={"per_trial": "15s", "trials": 2}, grid={"loader.batch_size": [16, 128]})
-    process = one.start(str(one.file), "--name", "spot", "--address", nodes.address)
-    victim = one.wait_for(lambda: next((n for n in ("t0000", "t0001") if ran_on(one, n, leaving)), None))
-    steps = one.wait_for(lambda: [line["steps"] for line in one.events(victim, "point")])
-    ray = os.path.join(os.path.dirname(sys.executable), "ray")
-    (node,) = [word.partition("=")[2] for word in psutil.Process(leaving).cmdline() if word.startswith("--node_id=")]
-    notice = "--reason DRAIN_NODE_REASON_PREEMPTION --reason-message spot --deadline-remaining-seconds 30".split()
-    subprocess.run([ray, "drain-node", "--address", nodes.address, "--node-id", node, *notice], check=True)
-    lost = one.wait_for(lambda: one.events(victim, "lost"))
-    psutil.Process(leaving).kill()  # long after the trial has left
-    assert process.wait(WAIT_S) == 0, one.log
-    assert (len(lost), lost[0]["nodes"], lost[0]["draining"]) == (1, [node], True)
-    assert [one.trial(name).status for name in ("t0000", "t0001")] == ["ok", "ok"]
-    again = [line["steps"] for line in one.events(victim, "point")]
-    assert (len(again), again[0]) == (2, steps[0]), "no point was measured again"
-    assert one.trial(victim).end.seconds["train"] == pytest.approx(15, abs=3), "nothing was trained again"
-    assert one.log.count("a node is draining: ") == 1
-    assert "leaves its node, which is draining, and will go on from its checkpoint" in one.log

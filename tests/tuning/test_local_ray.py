@@ -133,7 +133,7 @@ def test_session_link_of_another_search_stays(session):
 
 def test_sigterm_while_ray_starts_is_an_interruption(monkeypatch):
     """`ray.init` sets a handler of SIGTERM that ends the process without a word."""
-    monkeypatch.setattr(connection, "_init", lambda **_: sys.exit(15))
+    monkeypatch.setattr("ray.init", lambda **_: sys.exit(15))
     with pytest.raises(KeyboardInterrupt), connection.cluster(None):
         pass
 

@@ -1,6 +1,5 @@
 """What a search asks of the nodes of a cluster that was there before, without one; `test_cluster.py` starts some."""
 
-import argparse
 import json
 import socket
 import subprocess
@@ -18,9 +17,8 @@ from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
-from tunediff.core import machine_options
 from tunediff.ray_backend import backend, cluster, connection, node_checks, tuner
-from tunediff.tuning.resources import Machine, Placement, ResourcePartition, divided
+from tunediff.tuning.resources import Machine, ResourcePartition, divided
 
 GPU = {
     "Alive": True, "NodeID": "a1b2c3d4", "NodeManagerAddress": "10.0.0.1", "Labels": {"ray.io/node-id": "a1b2c3d4"},
@@ -33,9 +31,7 @@ HEAD = GPU | {"NodeID": "ffff0000", "Resources": {"memory": 1e9, "node:__interna
 def nodes(monkeypatch):
     """What Ray says of its nodes."""
     told = [GPU, HEAD, GPU | {"NodeID": "dead", "Alive": False}]
-    leaving = types.SimpleNamespace(get_draining_nodes=lambda: {one["NodeID"]: 0 for one in told if one.get("Drains")})
-    for name, replaced in (("ray.nodes", lambda: told), ("ray._private.state.state", leaving)):
-        monkeypatch.setattr(name, replaced)
+    monkeypatch.setattr("ray.nodes", lambda: told)
     return told
 
 
@@ -51,18 +47,6 @@ def test_nodes_are_what_ray_has_of_each(nodes):
     ]  # fmt: skip
     assert cluster.gone(["dead", "a1b2c3d4", "never"]) == ["dead", "never"]
     assert cluster.gone([]) == []
-
-
-def test_what_a_group_waits_for(nodes, monkeypatch):
-    groups, free = {"one": {"state": "CREATED"}}, {"a1b2c3d4": {"CPU": 0.1, "GPU": 8.0}}
-    state = "ray._private.state.available_resources_per_node"
-    for name, found in (("ray.util.placement_group_table", groups), (state, free)):
-        monkeypatch.setattr(name, lambda found=found: found)
-    place = Placement(("a1b2c3d4",), 1.9, True, 2)
-    assert cluster.lacks(place) == "they have their place and start"
-    groups["two"] = {"state": "PENDING"}
-    expected = "there is no room yet for workers of 1.9 CPU, 1 GPU; free: 10.0.0.1 (a1b2c3): 0.1 CPU, 8 GPU"
-    assert cluster.lacks(place) == expected
 
 
 def answers(monkeypatch, said):
@@ -113,10 +97,7 @@ def test_nodes_that_train_are_described(monkeypatch, environment_is):
     assert node_checks.describe(nodes[1:])["cpu"] == "of the head"
     assert node_checks.describe([]) == node_checks.describe([Machine(2, 0, "10.0.0.3", "c")]) == {}
     share = ResourcePartition(tuple(nodes), (1,), False, True)
-    assert (
-        backend.RayBackend(Path("x"), share, cluster.Nodes(nodes, [], node_checks.describe(nodes))).environment["cpu"]
-        == "of the node"
-    )
+    assert backend.RayBackend(Path("x"), share, node_checks.describe(nodes)).environment["cpu"] == "of the node"
     assert backend.RayBackend(Path("x"), share).environment is None
 
 
@@ -129,26 +110,15 @@ def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):
         node_checks.check_files(lacks, True, nodes)
 
 
-def test_a_node_that_comes_is_checked_before_it_is_used(nodes):
-    checked, heard = [], []
-
-    def check(machines):
-        checked.extend(machine.id for machine in machines)
-        if machines[0].id == "b":
-            raise ConfigError("--storage: x is not shared")
-
-    look = cluster.Nodes(cluster.nodes(), [check])
-    look.say = heard.append
-    assert [one.id for one in look()] == ["a1b2c3d4", "ffff0000"]
-    for name in "bc":
-        nodes.append(GPU | {"NodeID": name})
-        look()
-        after_checks()
-    for _ in range(2):
-        assert [one.id for one in look()] == ["a1b2c3d4", "ffff0000", "c"]
-    assert checked == ["b", "c"]
-    assert heard[0] == "WARNING: a node has come and is not used: --storage: x is not shared"
-    assert heard[1].startswith("a node has come: 10.0.0.1 (c): 16 CPU cores, 8 GPUs")
+def test_trials_run_on_the_nodes_of_the_start_that_are_left(nodes, clock):
+    """One that comes later has not been checked."""
+    nodes[1:] = [GPU | {"NodeID": "other"}]
+    share = divided(cluster.nodes(), (1,), [], "x.yaml", True)
+    devices = backend.RayBackend(Path("x"), share, {}).devices
+    nodes[:] = [GPU | {"NodeID": "late"}, GPU | {"NodeID": "other", "Alive": False}, GPU]
+    clock.s += 10
+    assert devices.room()
+    assert [machine.id for machine in devices.machines] == ["a1b2c3d4"]
 
 
 @pytest.mark.parametrize(("head", "resource"), [(GPU, "CPU"), (HEAD, "node:10.0.0.1")])
@@ -158,73 +128,6 @@ def test_drivers_are_beside_the_search_also_on_a_head_without_cpus(nodes, runtim
     group = tuner.driver_resources()
     assert [list(bundle) for bundle in group.bundles] == [[resource]]
     assert f"bundle_label_selector=[{{'ray.io/node-id': '{head['NodeID']}'}}]" in repr(group)
-
-
-def after_checks():
-    for thread in threading.enumerate():
-        if thread.name == "node check":
-            thread.join(600)
-
-
-def test_a_search_goes_on_while_nodes_that_came_are_checked(nodes):
-    """All are checked at once, and one that does not answer holds up no other."""
-    answer, together = threading.Event(), threading.Barrier(2, timeout=600)
-
-    def check(machines):
-        if machines[0].id == "silent":
-            answer.wait(600)
-            raise OSError("No space left on device")
-        together.wait()
-
-    look = cluster.Nodes(cluster.nodes(), [check])
-    heard = []
-    look.say = heard.append
-    names = ["a1b2c3d4", "ffff0000"]
-    nodes += [GPU | {"NodeID": name} for name in ("silent", "b", "c")]
-    try:
-        assert "silent" not in [one.id for one in look()], "the call does not wait for its check"
-        while [one.id for one in look()] != [*names, "b", "c"]:
-            assert not together.broken
-        assert len(heard) == 2
-    finally:
-        answer.set()
-    after_checks()
-    assert [one.id for one in look()] == [*names, "b", "c"]
-    assert heard[-1] == "WARNING: a node has come and is not used: No space left on device"
-    assert len(heard) == 3
-
-
-def test_the_check_of_a_node_stops_when_the_search_ends(nodes, tmp_path):
-    """A call of Ray after its shutdown would start a cluster on this machine."""
-    first, release, checked = threading.Event(), threading.Event(), []
-
-    def slow(machines):
-        first.set()
-        release.wait(600)
-
-    look = cluster.Nodes(cluster.nodes(), [slow, checked.append])
-    share = divided(cluster.nodes(), (1,), [], "x.yaml", True)
-    nodes.append(GPU | {"NodeID": "b"})
-    with pytest.raises(KeyboardInterrupt), backend.opened(tmp_path, share, None, look):
-        look()
-        assert first.wait(600)
-        raise KeyboardInterrupt
-    release.set()
-    after_checks()
-    assert checked == []
-
-
-def test_a_node_that_drains_gets_no_new_trial(nodes):
-    """Whoever looks later does not find it, and it is told once."""
-    heard = []
-    look = cluster.Nodes(cluster.nodes(), [])
-    look.say = heard.append
-    nodes[0] = GPU | {"Drains": True}
-    assert [[one.id for one in look()] for _ in range(2)] == [["ffff0000"]] * 2
-    assert [one.id for one in cluster.nodes()] == ["ffff0000"]
-    assert cluster.draining(["a1b2c3d4", "ffff0000"]) == ["a1b2c3d4"]
-    what = "10.0.0.1 (a1b2c3): 16 CPU cores, 8 GPUs"
-    assert heard == [f"a node is draining: {what}; no trial starts there, and those there go on elsewhere"]
 
 
 def test_what_travels():
@@ -297,34 +200,6 @@ def test_a_cluster_that_does_not_take_us_may_want_a_token(monkeypatch, mode, hin
 def test_addresses(capsys, address, message):
     assert search.main(["digits", "--address", address]) == 2
     assert f"--address: {message}" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "what answers at {} is no head of a Ray cluster"),
-        (b"", "what answers at {} is no head of a Ray cluster"),
-        (bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]), None),  # settings of HTTP/2, as a server of gRPC sends them
-    ],
-)
-def test_an_address_of_another_server_is_refused_before_ray_asks_it(answer, message):
-    """Ray would ask for two minutes and write its log meanwhile."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
-
-        def serve():
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(64)
-                connection.sendall(answer)
-
-        threading.Thread(target=serve, daemon=True).start()
-        args = argparse.Namespace(address=address, cpus=None, gpus=None)
-        if message is None:
-            return machine_options.check(args)
-        with pytest.raises(ConfigError) as refusal:
-            machine_options.check(args)
-        assert str(refusal.value) == f"--address: {message.format(address)}"
 
 
 def test_a_node_that_failed_is_reported_by_the_last_line_of_its_error(monkeypatch):

@@ -62,14 +62,8 @@ class Slot:
     def stop(self, reason):
         self.killed.append(reason)
 
-    def draining(self, nodes):
-        return [node for node in nodes if node == "leaving"]
-
     def gone(self, nodes):
         return [node for node in nodes if node == "dead"]
-
-    def lacks(self, place):
-        return f"no room on {place.nodes}"
 
 
 @pytest.fixture
@@ -307,32 +301,13 @@ def test_a_trial_that_loses_node_after_node_ends(drive):
     assert (read_back.status, read_back.reason) == ("error", "the workers died 2 times: node died")
 
 
-def test_a_trial_leaves_a_draining_node_as_often_as_it_must(drive, tmp_path):
-    """Its workers say that they have left, or never were there; each time it has no end, and goes on elsewhere."""
-    folder = tmp_path / "trials" / "t0003"
-    for _ in range(times := trial.LOSSES + 1):
-        slot, _, read_back = drive([Lost("node leaving is draining")], nodes=["leaving"])
-        told = record.was_lost(folder)
-        assert (read_back.status, told["nodes"], told["draining"], slot.killed) == (None, ["leaving"], True, [])
-    slot, _, read_back = drive([None, None], nodes=["other", "leaving"], missing=3.0)
-    assert (slot.killed, read_back.status) == (["node leaving is draining"], None)
-    slot, _, read_back = drive([None, End("ok")], nodes=["other"])
-    assert (slot.jobs[0].attempt, read_back.status, read_back.attempts) == (f"t0003/{times + 1}.1", "ok", times + 2)
-
-
-def test_workers_that_are_there_leave_a_draining_node_by_themselves(drive):
-    """They write a checkpoint first: the driver does not end them."""
-    slot, _, read_back = drive([None, End("ok")], nodes=["leaving"])
-    assert (slot.killed, read_back.status) == ([], "ok")
-
-
 def test_a_group_that_waits_says_for_what_and_its_deadline_waits_with_it(drive, tmp_path):
     """The deadline of a trial of 9 s is less than what passes."""
     _, _, read_back = drive([None, None, End("ok")], nodes=["b"], missing=61.0, late_s=5000.0)
     assert read_back.status == "ok"
     folder = tmp_path / "trials" / "t0003"
     (told,) = [event for event in record.events(folder) if event["event"] == "waiting"]
-    assert (told["what"], told["waited_s"]) == ("no room on ('b',)", 61.0)
+    assert ("no room yet for workers of" in told["what"], told["waited_s"]) == (True, 61.0)
     assert json.loads((folder / "doing.json").read_text())["part"] == "waiting"
 
 

@@ -32,7 +32,6 @@ from tunediff.profiling import trace
 from tunediff.ray_backend import group
 from tunediff.training import run_trial, state, weights
 from tunediff.tuning import worker
-from tunediff.tuning.backend import Draining, Lost
 from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
@@ -50,17 +49,14 @@ class Parent:
     """Takes what a run sends and answers, as the connection to its parent does."""
 
     def __init__(self, folder, answer="go"):
-        self.folder, self.heard, self.answer, self.notices = folder, [], answer, []
+        self.folder, self.heard, self.answer = folder, [], answer
 
     def send(self, event):
         self.heard.append((type(event).__name__, (self.folder / state.CHECKPOINT).exists()))
         self.last = event
 
-    def poll(self):
-        return bool(self.notices)
-
     def recv(self):
-        return self.notices.pop(0) if self.notices else self.answer() if callable(self.answer) else self.answer
+        return self.answer() if callable(self.answer) else self.answer
 
 
 def job_of(folder, config=CONFIG, samples=64, **changes):
@@ -298,20 +294,6 @@ def test_a_run_whose_parent_is_gone_leaves_the_trial_open(tmp_path, job):
     with pytest.raises(worker.ParentLostError):
         worker.work(job, Parent(tmp_path, gone), alone())
     assert not record.read_trial(tmp_path).finished
-
-
-def test_a_trial_on_a_draining_node_leaves_with_a_checkpoint_and_goes_on(tmp_path, job):
-    """The notice comes with the first decision; the second attempt, elsewhere, trains only what is left."""
-    parent = Parent(tmp_path)
-    parent.notices = [Draining(["n1"])]
-    parent.poll = lambda: (tmp_path / state.CHECKPOINT).exists() and bool(parent.notices)
-    worker.work(job, parent, alone())
-    assert parent.last == Lost("node n1 is draining")
-    known, saved = record.read_trial(tmp_path), state.load(tmp_path)
-    assert (known.finished, len(known.points), saved["pace"]["samples"]) == (False, 1, 48)
-    worker.work(job, Parent(tmp_path), alone())
-    known = record.read_trial(tmp_path)
-    assert (known.status, [one.samples for one in known.points], known.end.steps) == ("ok", [32, 64], 4)
 
 
 @pytest.mark.parametrize("error", [NotFiniteError("the loss"), NonFiniteError("non-finite features")])

@@ -41,34 +41,13 @@ def check(args: MachineOptions) -> None:
     if args.address != "auto":  # Ray would look for it for minutes
         host, _, port = args.address.rpartition(":")
         try:
-            answers = _speaks_http2(host.strip("[]"), int(port))
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
         except (OSError, OverflowError) as error:
             raise ConfigError(f"--address: no cluster answers at {args.address}: {error}") from None
-        if not answers:
-            what = f"what answers at {args.address} is no head of a Ray cluster"
-            raise ConfigError(f"--address: {what}")
     for flag, value in (("--cpus", args.cpus), ("--gpus", args.gpus)):
         if value is not None:
             theirs = f"of the cluster at {args.address} Ray gives out what is free"
             raise ConfigError(f"{flag}: takes a part of this machine; {theirs}")
-
-
-def _speaks_http2(host: str, port: int) -> bool:
-    """Return whether a server answers as gRPC does, which a head of Ray speaks: HTTP/2 settings.
-
-    Raises OSError where nobody listens.
-    """
-    with socket.create_connection((host, port), timeout=10) as connection:
-        if os.environ.get("RAY_USE_TLS", "0") != "0":
-            return True
-        # The preface and an empty frame of type 4 (RFC 9113, 4.1 and 6.5).
-        settings = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-        try:
-            connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
-            head = connection.recv(4, socket.MSG_WAITALL)
-        except (TimeoutError, ConnectionError):
-            return False
-        return head[3:] == b"\x04"
 
 
 def words(args: MachineOptions) -> list[str]:

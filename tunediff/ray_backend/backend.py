@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from tunediff.ray_backend.dashboard import RayDashboardReporter
 from tunediff.ray_backend.slot import CALLS_OF_A_RANK, OTHER_CALLS, SlotActor
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import ResourcePartition, omp_notes
+from tunediff.tuning.resources import Machine, ResourcePartition, omp_notes
 from tunediff.tuning.templates import SharedTemplates
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
@@ -36,20 +35,27 @@ class RayBackend:
     """The slots of a session, as many actors as trials have run at once; a `Backend`."""
 
     def __init__(
-        self, folder: Path, share: ResourcePartition, nodes: cluster.Nodes | None = None,
+        self, folder: Path, share: ResourcePartition, environment: dict[str, Any] | None = None,
         templates: SharedTemplates | None = None,
     ) -> None:  # fmt: skip
-        """`folder`: of the search, for Ray Train's own files; `nodes`: the usable nodes of a
-        cluster; `templates`: of this machine, where all workers are here."""
+        """`folder`: of the search, for Ray Train's own files; `environment`: of a node of a cluster
+        that was there before, see `node_checks.describe`, None: Ray was started here; `templates`:
+        of this machine, where all workers are here."""
         # Several searches may share a cluster, where a name must be its own.
         prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
         self.device = "cuda" if share.gpu else "cpu"
-        self.environment = None if nodes is None else nodes.environment
-        self._storage, self._share, self._nodes = str(folder / "train"), share, nodes
+        self.environment = environment
+        self._storage, self._share = str(folder / "train"), share
         self._actors, self._templates = list[Any](), templates
-        self.devices = Pool(share, nodes, self._provide_actor, prefix)
+        known = {machine.id for machine in share.machines}
+
+        def left() -> list[Machine]:  # later ones have not been checked
+            return [machine for machine in cluster.nodes() if machine.id in known]
+
+        look = left if environment is not None else None
+        self.devices = Pool(share, look, self._provide_actor, prefix)
         # slots or nodes that may need the devices of an idle slot
-        self._others = share.slots > 1 or nodes is not None
+        self._others = share.slots > 1 or environment is not None
 
     def warm(self, config: Systems) -> None:
         """Start the first trials' workers, which train this configuration, beside Tune."""
@@ -78,8 +84,6 @@ class RayBackend:
         for note in (*self._share.notes, *omp_notes(self._share)):
             say(note)
         self.devices.say = say
-        if self._nodes is not None:
-            self._nodes.say = say
 
     def show(self, slot: int, line: str) -> None:
         """Show a line on the dashboard: in its table of tasks, and in the log of the actor."""
@@ -101,21 +105,16 @@ class RayBackend:
             self._actors.append(actor.remote(*arguments))
 
 
-@contextlib.contextmanager
 def opened(
     folder: Path, share: ResourcePartition, warm: Systems | None,
-    nodes: cluster.Nodes | None = None, templates: SharedTemplates | None = None,
-) -> Iterator[RayBackend]:  # fmt: skip
-    """Yield the slots for what runs in `folder`; they end with the connection to Ray.
+    environment: dict[str, Any] | None = None, templates: SharedTemplates | None = None,
+) -> RayBackend:  # fmt: skip
+    """Return the slots for what runs in `folder`; they end with the connection to Ray.
 
-    `warm`: configuration that the first trials train, if their workers may start now; `nodes`,
-    `templates`: see `RayBackend`.
+    `warm`: configuration that the first trials train, if their workers may start now;
+    `environment`, `templates`: see `RayBackend`.
     """
-    backend = RayBackend(folder, share, nodes, templates)
-    try:
-        if warm is not None:
-            backend.warm(warm)
-        yield backend
-    finally:
-        if nodes is not None:
-            nodes.close()
+    backend = RayBackend(folder, share, environment, templates)
+    if warm is not None:
+        backend.warm(warm)
+    return backend

@@ -9,7 +9,6 @@ import ray
 from tunediff.ray_backend import cluster
 from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import Command
-from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec
 
 NAMESPACE = "tunediff"
@@ -40,12 +39,6 @@ class RaySlot:
 
     def gone(self, nodes: Sequence[str]) -> list[str]:
         return cluster.gone(nodes)
-
-    def draining(self, nodes: Sequence[str]) -> list[str]:
-        return cluster.draining(nodes)
-
-    def lacks(self, place: Placement) -> str:
-        return cluster.lacks(place)
 
     # ---- for ranks
     def take_of(self, generation: str, done: str) -> tuple[str, TrialSpec] | None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,10 @@ import ray
 import tunediff
 from tunediff.core.environment import RAY_BEFORE
 from tunediff.ray_backend import _RAY_ENVIRONMENT
-from tunediff.tuning.resources import Machine, Placement
+from tunediff.tuning.resources import Machine
 
 HEAD_S = 45.0
 """Seconds without the head until a search ends; Ray ends its processes after 60 s."""
-NOTICE_S = 2.0
-"""Seconds between looks for a node's notice; clouds give it 30 to 120 s before."""
 
 
 def runtime_env() -> dict[str, Any]:
@@ -116,10 +113,8 @@ def raylet_watched(lost: Callable[[], None], every_s: float = 1.0) -> Iterator[N
 
 # ---- what there is
 def nodes() -> list[Machine]:
-    """Return the nodes that are alive and stay, with the resources that Ray has on each."""
-    alive = [_machine(node) for node in ray.nodes() if node["Alive"]]
-    leaving = draining(machine.id for machine in alive)
-    return [machine for machine in alive if machine.id not in leaving]
+    """Return the nodes that are alive, with the resources that Ray has on each."""
+    return [_machine(node) for node in ray.nodes() if node["Alive"]]
 
 
 def _machine(node: dict[str, Any]) -> Machine:
@@ -134,110 +129,3 @@ def gone(ids: Iterable[str]) -> list[str]:
         {node["NodeID"] for node in ray.nodes() if node["Alive"]} if (ids := list(ids)) else set()
     )
     return [node for node in ids if node not in alive]
-
-
-def draining(ids: Iterable[str]) -> list[str]:
-    """Return those of these nodes that an autoscaler or `ray drain-node` will remove."""
-    # as Ray Train's own watcher
-    draining_nodes = ray._private.state.state.get_draining_nodes() if (ids := list(ids)) else {}
-    return [node for node in ids if node in draining_nodes]
-
-
-@contextlib.contextmanager
-def watched(ids: Sequence[str], notice: Callable[[list[str]], None]) -> Iterator[None]:
-    """Call `notice` once, from a thread, with those of these nodes that begin to drain meanwhile.
-
-    In a thread, as a slow answer must not hold up a training. Ray Train's own `get_preemption_info`
-    is a barrier of all workers at every call (5 to 10 ms of two on 2 cores, Ray 2.60), and its
-    watcher a process more for each group.
-    """
-
-    def look() -> bool:
-        with contextlib.suppress(Exception):  # a head that does not answer now may do so later
-            if leaving := draining(ids):
-                notice(leaving)
-                return True
-        return False
-
-    with _watching("draining nodes", NOTICE_S, look) if ids else contextlib.nullcontext():
-        yield
-
-
-def lacks(place: Placement) -> str:
-    """Return what workers that have not started wait for: room on nodes, or the start."""
-    if not any(group["state"] == "PENDING" for group in ray.util.placement_group_table().values()):
-        return "they have their place and start"
-    resources = ", ".join(f"{value:g} {name}" for name, value in place.resources.items())
-    return f"there is no room yet for workers of {resources}; free: {_free(place.nodes)}"
-
-
-def _free(ids: Sequence[str]) -> str:
-    """Return in words the resources that are free on these nodes now; without any, on all."""
-    has = ray._private.state.available_resources_per_node()
-    words = []
-    for machine in nodes():
-        if machine.id in ids or not ids:
-            left = has.get(machine.id, {})
-            words.append(f"{machine.name}: {left.get('CPU', 0):g} CPU, {left.get('GPU', 0):g} GPU")
-    return "; ".join(words)
-
-
-class Nodes:
-    """The usable nodes of now: none that drains, was refused, or is being checked."""
-
-    def __init__(
-        self, machines: Iterable[Machine], checks: Sequence[Callable[[list[Machine]], None]],
-        environment: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        """`machines`: have been checked; `checks`: each raises `ConfigError` for what one of these
-        nodes lacks; `environment`: of one that trains, see `describe`."""
-        self.environment = environment or {}
-        self._fit: dict[str, Machine | None] = {machine.id: machine for machine in machines}
-        self._checks, self._checked = checks, queue.SimpleQueue[tuple[Machine, str]]()
-        self._over, self._threads = threading.Event(), list[threading.Thread]()
-        self.say: Callable[[str], None] = lambda line: None
-
-    def __call__(self) -> list[Machine]:
-        for node in draining(node for node, machine in self._fit.items() if machine is not None):
-            self.say(
-                f"a node is draining: {self._fit[node]}; no trial starts there, and those there go"
-                " on elsewhere"
-            )
-            self._fit[node] = None
-        machines = nodes()
-        # In threads: during a check of minutes the trials of other nodes would stand still.
-        for machine in machines:
-            if machine.id not in self._fit:
-                self._fit[machine.id] = None  # until its check has ended
-                self._threads.append(
-                    threading.Thread(
-                        target=self._look_at, args=(machine,), daemon=True, name="node check"
-                    )
-                )
-                self._threads[-1].start()
-        while not self._checked.empty():
-            machine, lacks = self._checked.get()
-            self._fit[machine.id] = None if lacks else machine
-            self.say(
-                f"WARNING: a node has come and is not used: {lacks}"
-                if lacks
-                else f"a node has come: {machine}"
-            )
-        return [machine for machine in machines if self._fit[machine.id] is not None]
-
-    def close(self) -> None:
-        """End the checks before Ray is shut down: later calls would start a cluster here."""
-        self._over.set()
-        for thread in self._threads:
-            thread.join(timeout=5.0)
-
-    def _look_at(self, machine: Machine) -> None:
-        """Check a node; the next call says what it lacks, or uses it."""
-        try:
-            for check in self._checks:
-                if self._over.is_set():
-                    return
-                check([machine])
-            self._checked.put((machine, ""))
-        except Exception as error:  # as of a full disk: nobody else would see it
-            self._checked.put((machine, str(error) or type(error).__name__))

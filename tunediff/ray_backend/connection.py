@@ -34,7 +34,6 @@ from tunediff.tuning.templates import Templates
 
 if TYPE_CHECKING:
     from tunediff.ray_backend.backend import RayBackend
-    from tunediff.ray_backend.cluster import Nodes
 
 
 @contextlib.contextmanager
@@ -64,6 +63,8 @@ def _connected(address: str | None) -> Iterator[Any]:
     """Connect or start as `cluster` does."""
     import ray
 
+    from tunediff.ray_backend import local_cluster
+
     options: dict[str, Any] = {
         "log_to_driver": False,
         "logging_level": logging.ERROR,
@@ -74,7 +75,8 @@ def _connected(address: str | None) -> Iterator[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            context = _init(address=address or "local", **options)
+            with local_cluster.longer_start() if address is None else contextlib.nullcontext():
+                context = ray.init(address=address or "local", **options)
         except SystemExit:  # Ray's handler of SIGTERM, from the start of `ray.init` on
             raise KeyboardInterrupt from None
         except ConnectionError as error:
@@ -100,34 +102,6 @@ def _connected(address: str | None) -> Iterator[Any]:
         log.setLevel(level)  # Ray's own is the one of the options
 
 
-def _init(**options: Any) -> Any:
-    """Return the context of `ray.init`, which is tried twice where Ray's processes come too late.
-
-    On a busy machine its first start takes longest, since all its files are read from disk; the
-    second one finds them in memory.
-    """
-    import ray
-
-    from tunediff.ray_backend import local_cluster
-
-    def start() -> Any:
-        with (
-            local_cluster.longer_start()
-            if options["address"] == "local"
-            else contextlib.nullcontext()
-        ):
-            return ray.init(**options)
-
-    try:
-        return start()
-    except Exception as error:
-        if "timed out during startup" not in str(error):
-            raise
-        logging.getLogger(__name__).warning("Ray did not start in time; it is tried once more")
-        ray.shutdown()
-    return start()
-
-
 def _ray_options(address: str | None) -> dict[str, Any]:
     """Return `ray.init`'s options: our cores and GPUs for a local cluster, or our code."""
     if address is not None:
@@ -146,27 +120,20 @@ def _of_cluster(
     share: Callable[..., resources.ResourcePartition],
     configs: Sequence[Systems],
     evaluates: bool,
-) -> tuple[resources.ResourcePartition, Nodes]:
-    """Return the partition of the cluster that Ray is connected to, and a live view of its nodes.
+) -> tuple[resources.ResourcePartition, dict[str, Any]]:
+    """Return the partition of the cluster that Ray is connected to, and a node's environment.
 
     Raises `ConfigError` without room, or if a node lacks the folder, packages, data or weights.
     """
     from tunediff.ray_backend import cluster as ray_cluster
     from tunediff.ray_backend import node_checks
 
-    checks: list[Callable[[list[resources.Machine]], None]] = [
-        node_checks.check_packages,
-        functools.partial(node_checks.check_shared, folder),
-        *(
-            functools.partial(node_checks.check_files, cfg.to_dict(config), evaluates)
-            for config in configs
-        ),
-    ]
-    machines = ray_cluster.nodes()
-    partition = share(*machines)
-    for check in checks:
-        check(list(partition.machines))
-    return partition, ray_cluster.Nodes(machines, checks, node_checks.describe(partition.machines))
+    partition = share(*ray_cluster.nodes())
+    node_checks.check_packages(partition.machines)
+    node_checks.check_shared(folder, partition.machines)
+    for config in configs:
+        node_checks.check_files(cfg.to_dict(config), evaluates, partition.machines)
+    return partition, node_checks.describe(partition.machines)
 
 
 @contextlib.contextmanager
@@ -203,11 +170,10 @@ def workers(
 
             watched = ray_cluster.raylet_watched if address is None else ray_cluster.head_watched
             stack.enter_context(watched(functools.partial(_headless, folder, address)))
-            partition, nodes = local_partition, None
+            partition, environment = local_partition, None
             if partition is None:
-                partition, nodes = _of_cluster(folder, share, configs, evaluates)
-            opened = backend.opened(folder, partition, warm, nodes, shared)
-            yield stack.enter_context(opened)
+                partition, environment = _of_cluster(folder, share, configs, evaluates)
+            yield backend.opened(folder, partition, warm, environment, shared)
 
 
 @contextlib.contextmanager

@@ -8,9 +8,8 @@ import os
 import socket
 from typing import Any
 
-from tunediff.core.template import TemplateRun
 from tunediff.tuning import mailbox
-from tunediff.tuning.backend import Draining, Lost
+from tunediff.tuning.backend import Lost
 from tunediff.tuning.templates import SharedTemplates, Templates
 from tunediff.tuning.trial_spec import WorkerGroupSpec
 
@@ -81,7 +80,7 @@ def serve(
     import ray
     import ray.train
 
-    from tunediff.ray_backend import cluster, remains
+    from tunediff.ray_backend import remains
     from tunediff.ray_backend.client import RaySlot
 
     if (mark := os.environ.pop(remains.MARK, None)) is not None:
@@ -89,12 +88,7 @@ def serve(
     context = ray.train.get_context()
     with contextlib.suppress(OSError):  # on another node there may be no such folder
         os.chdir(here)
-    slot, serial, runs = RaySlot(name), "", list[TemplateRun]()
-
-    def notice(nodes: list[str]) -> None:
-        for run in runs[-1:]:
-            run.send(Draining(nodes))
-
+    slot, serial = RaySlot(name), ""
     about = ray.get_runtime_context()
     node = f"{about.gcs_address} {about.get_node_id()} {about.get_job_id()}"
     with Templates(shared=shared or SharedTemplates(node)) as templates:
@@ -108,9 +102,7 @@ def serve(
             if variables is None:
                 slot.post(serial, Lost("the ranks took different jobs"))
                 continue
-            nodes = job.group.place.nodes if context.get_world_rank() == 0 else ()
-            with cluster.watched(nodes, notice):
-                mailbox.train(job, serial, slot, templates, variables, runs.append)
+            mailbox.train(job, serial, slot, templates, variables)
 
 
 def _variables(context: Any, serial: str) -> dict[str, str] | None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
-import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from tunediff.core.environment import DISK_FAULTS, unwritable
+from tunediff.core.environment import unwritable
 from tunediff.core.listeners import Listeners
 from tunediff.core.logs import errors_only
 from tunediff.core.progress import log_exceptions
@@ -42,12 +39,8 @@ def search(
         proposer = OptunaProposer(space, folder, before_s, device=backend.device)
         searcher = Searcher(proposer, backend)
         try:
-            with (
-                disk_faults_dropped(),
-                listeners.with_listeners(
-                    *backend.listeners(folder, space), sessions.SessionNotes(folder)
-                ),
-            ):
+            shown = backend.listeners(folder, space)
+            with listeners.with_listeners(*shown, sessions.SessionNotes(folder)):
                 _tuner(folder, space, searcher, listeners).fit()
         except Exception:
             if (why := unwritable(folder)) is None:
@@ -56,33 +49,6 @@ def search(
         finally:
             log_exceptions("the study", proposer.study.write, folder / "study.db")
     return (unwritable(folder) or str(searcher.broken)) if searcher.broken is not None else None
-
-
-class DiskFaults(logging.Filter):
-    """Drop Ray's log from its first disk error on: the search ends with its own reason."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen = False
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        text = logging.Formatter().format(record)
-        self.seen = self.seen or any(os.strerror(code) in text for code in DISK_FAULTS)
-        return not self.seen
-
-
-@contextlib.contextmanager
-def disk_faults_dropped() -> Iterator[None]:
-    """Filter Ray's log meanwhile; see `DiskFaults`."""
-    # A filter of a logger does not see its children's records, one of a handler does.
-    handlers, dropped = logging.getLogger("ray").handlers, DiskFaults()
-    for handler in handlers:
-        handler.addFilter(dropped)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(dropped)
 
 
 def _tuner(

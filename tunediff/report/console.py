@@ -234,12 +234,9 @@ class Console(Listener):
 
     def _unended(self, trial: TrialRecord) -> str:
         folder = self.folder / "trials" / trial.name
-        if (lost := record.was_lost(folder)) is None:
+        if record.was_lost(folder) is None:
             return record.disk_fault(folder) or "?"
-        reason = "has lost its node"
-        if lost.get("draining"):
-            reason = "leaves its node, which is draining,"
-        return f"{reason} and will go on from its checkpoint"
+        return "has lost its node and will go on from its checkpoint"
 
     # ---- shared with the live table
     def display_name(self, name: str) -> str:

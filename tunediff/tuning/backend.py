@@ -19,22 +19,14 @@ if TYPE_CHECKING:
     from tunediff.core.listeners import Listener
     from tunediff.search_space import SearchSpace
     from tunediff.tuning.pool import Pool
-    from tunediff.tuning.resources import Placement
     from tunediff.tuning.trial_spec import TrialSpec
 
 
 @dataclasses.dataclass(frozen=True)
 class Lost:
-    """The processes of a job died or leave a node that drains, or nobody knows the job any more."""
+    """The processes of a job died, or nobody knows the job any more."""
 
     reason: str
-
-
-@dataclasses.dataclass(frozen=True)
-class Draining:
-    """Nodes of a trial will be taken away: its process writes a checkpoint and ends."""
-
-    nodes: list[str]
 
 
 Event = Point | End | Lost
@@ -61,12 +53,6 @@ class Slot(Protocol):
 
     def gone(self, nodes: Sequence[str]) -> list[str]:
         """Return those of these nodes that are not alive any more."""
-
-    def draining(self, nodes: Sequence[str]) -> list[str]:
-        """Return those of these nodes that will be removed soon."""
-
-    def lacks(self, place: Placement) -> str:
-        """Return in words what workers that have not started wait for."""
 
 
 class Backend(Protocol):

@@ -17,7 +17,7 @@ from tunediff.tuning.at_once import Interrupted, RunDevice
 from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Placement, ResourcePartition, omp_notes
+from tunediff.tuning.resources import ResourcePartition, omp_notes
 from tunediff.tuning.templates import SharedTemplates, Templates, kept
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -100,12 +100,6 @@ class _Slot(Mailbox):
 
     def gone(self, nodes: Sequence[str]) -> list[str]:
         return []
-
-    def draining(self, nodes: Sequence[str]) -> list[str]:
-        return []
-
-    def lacks(self, place: Placement) -> str:
-        return ""
 
     def provide_ranks(self, size: int, workloads: Sequence[str] = ()) -> None:
         """Let there be as many ranks; new ones prepare the templates of `workloads`."""

@@ -167,18 +167,13 @@ def train(
     mailbox: RankMailbox,
     templates: Templates,
     variables: Mapping[str, str],
-    started: Callable[[TemplateRun], object] = lambda run: None,
 ) -> None:
     """Train a job as one of its ranks: pass reports on, and commands of the driver.
 
     A process that dies ends the job, and nothing else. `variables`: of the environment, see
-    `Templates.train`; `started` is called with the run.
+    `Templates.train`.
     """
     runs, over = list[TemplateRun](), threading.Event()
-
-    def begin(run: TemplateRun) -> None:
-        runs.append(run)
-        started(run)
 
     def obey() -> None:
         with contextlib.suppress(Exception):
@@ -188,7 +183,7 @@ def train(
 
     threading.Thread(target=obey, daemon=True, name=f"commands for {job.name}").start()
     try:
-        templates.train(job, variables, lambda run, event: mailbox.post(serial, event), begin)
+        templates.train(job, variables, lambda run, event: mailbox.post(serial, event), runs.append)
     except TemplateError as error:
         mailbox.post(serial, Lost(str(error)))
     finally:

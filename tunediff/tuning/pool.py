@@ -40,7 +40,6 @@ class Pool:
         self._share, self._machines, self._look = share, share.machines, look
         self._on_taken, self._prefix = taken, prefix
         self._looked = time.monotonic()
-        self._said = set(share.notes)
         self._taken: dict[int, dict[Machine, int]] = {}
         self._last: dict[
             int, tuple[Placement, int]
@@ -50,7 +49,7 @@ class Pool:
 
     @property
     def unsteady(self) -> bool:
-        """Return whether nodes may come and go."""
+        """Return whether nodes may be lost."""
         return self._look is not None
 
     @property
@@ -97,12 +96,7 @@ class Pool:
         """Query the nodes again if the last query is older than `LOOK_S`."""
         now = time.monotonic()
         if self._look is not None and now - self._looked > LOOK_S:
-            nodes = list(self._look())
-            self._looked, self._machines = now, self._share.usable(nodes)
-            for note in filter(None, map(self._share.why_unused, nodes)):
-                if note not in self._said:
-                    self._said.add(note)
-                    self.say(note)
+            self._looked, self._machines = now, self._share.usable(self._look())
 
     def _free(self, machine: Machine) -> int:
         return self._share.units(machine) - sum(

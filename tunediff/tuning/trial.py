@@ -65,7 +65,7 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
     lost_places = [event for event in events if event["event"] == "lost"]
     passes = [event["passes"] for event in events if event["event"] == "passes"]
     spec = spec.with_passes(passes[-1]) if passes else spec
-    lost, losses = len(lost_places), sum(not loss.get("draining") for loss in lost_places)
+    lost = len(lost_places)
     deaths = list[str]()
     for attempt in range(1, ATTEMPTS + 1):
         journal = spec.begin()
@@ -75,10 +75,7 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
         ended = yield from _until_ended(slot, serial, deadline, spec)
 
         # ---- a lost node or a full disk: no end, the trial goes on later
-        if isinstance(ended, Lost) and (draining := slot.draining(place.nodes)):
-            journal.write("lost", nodes=draining, reason=short_reason(ended.reason), draining=True)
-            return
-        if isinstance(ended, Lost) and (gone := slot.gone(place.nodes)) and losses + 1 < LOSSES:
+        if isinstance(ended, Lost) and (gone := slot.gone(place.nodes)) and lost + 1 < LOSSES:
             journal.write("lost", nodes=gone, reason=short_reason(ended.reason))
             return
         if isinstance(ended, Lost) and (why := _disk_fault(ended, folder)) is not None:
@@ -145,7 +142,7 @@ def _until_ended(
                 return Lost(why)
             if missing_s > 0:  # not the configuration's fault
                 if missing_s >= PATIENCE_S and not waiting_noted:
-                    _note_waiting(slot, spec.folder, place, missing_s)
+                    _note_waiting(spec.folder, place, missing_s)
                     waiting_noted = True
                 # counts from the start of the workers
                 deadline = time.monotonic() + spec.deadline_s
@@ -211,16 +208,14 @@ def _unreachable(slot: Slot, place: Placement, missing_s: float) -> str:
     """Return why workers starting for `missing_s` (0: started) will not work, or ''."""
     if gone := slot.gone(place.nodes):
         return f"node {', '.join(gone)} is gone"
-    # workers that have started watch this themselves
-    if missing_s > 0 and (leaving := slot.draining(place.nodes)):
-        return f"node {', '.join(leaving)} is draining"
     late = missing_s > START_S and not place.nodes
     return f"its workers did not start within {START_S:.0f} s" if late else ""
 
 
-def _note_waiting(slot: Slot, folder: Path, place: Placement, waited_s: float) -> None:
+def _note_waiting(folder: Path, place: Placement, waited_s: float) -> None:
     """Write to the journal and for the console what a group waits for."""
-    lacking = slot.lacks(place)
+    resources = ", ".join(f"{value:g} {name}" for name, value in place.resources.items())
+    lacking = f"there is no room yet for workers of {resources}, or they start"
     Journal(folder).write("waiting", waited_s=waited_s, what=lacking)
     with contextlib.suppress(OSError):
         progress = {"part": "waiting", "since": time.time() - waited_s, "work": lacking}

@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.run_trial import TrialResult, run_trial
 from tunediff.training.trial import TrainingOutcome, run
-from tunediff.tuning.backend import Draining, Lost
 from tunediff.tuning.trial_spec import TrialSpec
 
 
@@ -48,9 +47,7 @@ class ReportingObserver(Recorder):
     """Write a trial's points to its journal, report them, and wait for the decision after each."""
 
     def __init__(self, job: TrialSpec, connection: Connection) -> None:
-        self.draining = list[str]()
-        """Nodes of the trial that will be taken away: it stops, with a checkpoint."""
-        super().__init__(job.folder, self.draining)
+        super().__init__(job.folder)
         self._job, self._connection = job, connection
 
     def point(self, point: Point) -> bool:
@@ -58,25 +55,10 @@ class ReportingObserver(Recorder):
         self._connection.send(point)
         if point.index >= self._job.points:
             return True  # the curve is complete: there is nothing to decide
-        while (answer := self._receive()) is None:
-            pass
-        return answer == "go"
-
-    def asks_to_stop(self) -> bool:
-        while self._connection.poll():
-            self._receive()
-        return super().asks_to_stop()
-
-    def _receive(self) -> str | None:
-        """Return the decision that the parent sends, or None after it has sent a notice."""
         try:
-            message = self._connection.recv()
+            return bool(self._connection.recv() == "go")
         except (EOFError, OSError) as error:
             raise ParentLostError("its parent process is gone") from error
-        if isinstance(message, Draining):
-            self.draining.extend(message.nodes)
-            return None
-        return str(message)
 
     def show(self, name: str, what: Shown) -> None:
         if self._job.keeps:
@@ -126,7 +108,7 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
         result = _profiled(result, job, world)
     elif job.role == "draw" and result.outcome is not None:
         _note_binding(result.outcome, job, world)
-    _conclude(result, job, connection, world, observer.draining)
+    _conclude(result, job, connection, world)
 
 
 def _run_command(job: TrialSpec, observer: ReportingObserver, connection: Connection) -> None:
@@ -178,7 +160,6 @@ def _conclude(
     job: TrialSpec,
     connection: Connection,
     world: World,
-    draining: Sequence[str],
 ) -> None:
     """End the trial, unless it goes on elsewhere or its failure says nothing about it."""
     if result.end is None:
@@ -189,9 +170,6 @@ def _conclude(
         _end(job, connection, result.end)
         if world.size > 1:  # the other ranks wait for this one in a collective
             raise result.error
-    elif world.main and draining and result.end.status == "pruned":
-        # Its checkpoint is written, and its driver continues it on other nodes.
-        connection.send(Lost(f"node {', '.join(draining)} is draining"))
     elif world.main:
         _end(job, connection, _with_reason_of_search(result.end, job.folder))
 
