@@ -19,8 +19,6 @@ from tunediff.core import text
 from tunediff.core.options import PrintingOptions
 from tunediff.core.progress import EventLines
 
-VIEWERS = {"trace": "ui.perfetto.dev", "memory_snapshot": "pytorch.org/memory_viz"}
-
 
 @dataclasses.dataclass(kw_only=True)
 class ProfileCommandOptions(PrintingOptions, ProfileOptions):
@@ -38,10 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.OK
     print(result.text(), end="\n\n")
     print(text.block(result.files))
-    files = {"trace": result.profile["trace"], "memory_snapshot": result.profile["snapshot"]}
-    for name, file in files.items():
-        if file is not None:
-            print(f"{name}: {result.folder / file} (open it at {VIEWERS[name]})")
+    print(f"trace: {result.folder / result.profile['trace']} (open it at ui.perfetto.dev)")
     return cli.OK
 
 

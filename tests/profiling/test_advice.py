@@ -5,8 +5,7 @@ import pytest
 from tests.helpers import tiny
 from tests.profiling.conftest import PHASES
 from tunediff import config as cfg
-from tunediff.profiling import advice
-from tunediff.profiling.advice import RULES, advise, amdahl
+from tunediff.profiling.advice import RULES, advise
 
 QUIET = {"loader.workers": 2, "precision.amp": "bf16", "memory.channels_last": True, "precision.cudnn_benchmark": True}
 """Knobs about which nothing is said."""
@@ -20,7 +19,7 @@ def profile(parts=None, step=None, **values):
     """A profile in which nothing stands out, with changes on top."""
     shares = dict.fromkeys((*PHASES, "other"), 0.0) | (parts or {"forward": 0.3, "backward": 0.6})
     return {
-        "device": CPU, "samples": {"mib": 100.0}, "format_gains": {}, "feed_ratio": 10.0, "unit": "images", "workers": 1,
+        "device": CPU, "samples": {"mib": 100.0}, "format_gains": {}, "unit": "images", "workers": 1,
         "operations": {"convolution_share": 0.0},
         "step": {"step_s": 0.1, "peak_memory_mib": 6000.0, "parts_s": {name: 0.1 * share for name, share in shares.items()}}
         | (step or {}),
@@ -43,74 +42,73 @@ CASES = {
         ({"device": GPU}, QUIET, []),
     ],
     "waiting_for_data": [
-        ({"parts": WAITING, "device": GPU}, QUIET, [({"loader.resident": True}, 1 / 0.78), ({"loader.workers": 4}, 1 / 0.78)]),
-        ({"parts": WAITING, "device": GPU, "samples": {"mib": 9000.0}}, QUIET, [({"loader.workers": 4}, 1 / 0.78)]),
-        ({"parts": WAITING, "device": GPU, "samples": {"mib": 0.0}}, QUIET, [({"loader.workers": 4}, 1 / 0.78)]),
-        ({"parts": WAITING}, {"loader.workers": 0}, [({"loader.resident": True}, 1 / 0.78)]),
-        ({"parts": WAITING, "device": GPU}, QUIET | {"loader.workers": 16}, [({"loader.resident": True}, 1 / 0.78)]),
+        ({"parts": WAITING, "device": GPU}, QUIET, [{"loader.resident": True}, {"loader.workers": 4}]),
+        ({"parts": WAITING, "device": GPU, "samples": {"mib": 9000.0}}, QUIET, [{"loader.workers": 4}]),
+        ({"parts": WAITING, "device": GPU, "samples": {"mib": 0.0}}, QUIET, [{"loader.workers": 4}]),
+        ({"parts": WAITING}, {"loader.workers": 0}, [{"loader.resident": True}]),
+        ({"parts": WAITING, "device": GPU}, QUIET | {"loader.workers": 16}, [{"loader.resident": True}]),
         ({"parts": WAITING}, {"loader.resident": True}, []),
         ({"parts": {"data_wait": 0.04}}, QUIET, []),
     ],
     "copying": [
         ({"parts": COPYING, "device": GPU}, SLOW_COPY,
-         [({"loader.transfer": "uint8"}, 1.25), ({"loader.pin_memory": True, "loader.non_blocking": True}, 1.25)]),
+         [{"loader.transfer": "uint8"}, {"loader.pin_memory": True, "loader.non_blocking": True}]),
         ({"parts": COPYING, "device": GPU}, QUIET, []),
         ({"parts": COPYING}, SLOW_COPY, []),
     ],
     "fused_optimizer": [
-        ({"parts": {"optimizer": 0.2}}, UNFUSED, [(FUSED, 1.25)]),
+        ({"parts": {"optimizer": 0.2}}, UNFUSED, [FUSED]),
         ({"parts": {"optimizer": 0.2}}, QUIET, []),
-        ({"device": GPU}, SCALED, [(FUSED, None)]),  # loss scaling waits at each step
+        ({"device": GPU}, SCALED, [FUSED]),  # loss scaling waits at each step
         ({}, SCALED, []),
         ({"device": GPU}, SCALED | {"optimizer.name": "muon"}, []),
         ({"device": GPU}, SCALED | FUSED, []),
     ],
     "adaptive_sampler": [
         ({"parts": {"sampler": 0.4}}, QUIET | {"timesteps.name": "beta_policy", "timesteps.scan": 10},
-         [({"timesteps.interval": 80}, 1.25)]),
+         [{"timesteps.interval": 80}]),
         ({"parts": {"sampler": 0.4}}, QUIET, []),
     ],
     "number_formats": [
-        (GAINS, PLAIN, [(BF16 | LAYOUT, 1 / (0.1 + 0.9 / 8)), ({"precision.matmul": "high"}, 1 / (0.1 + 0.9 / 4))]),
+        (GAINS, PLAIN, [BF16 | LAYOUT, {"precision.matmul": "high"}]),
         (GAINS, PLAIN | {"precision.conv_tf32": False}, [
-            (BF16 | LAYOUT, 1 / (0.1 + 0.9 / 8)),
-            ({"precision.matmul": "high", "precision.conv_tf32": True}, 1 / (0.1 + 0.9 / 4)),
+            BF16 | LAYOUT,
+            {"precision.matmul": "high", "precision.conv_tf32": True},
         ]),
         # Convolutions in TF32 already: from TF32 to bfloat16.
-        (GAINS | {"operations": {"convolution_share": 1.0}}, PLAIN | LAYOUT, [(BF16 | LAYOUT, 1 / (0.1 + 0.9 / 2))]),
-        ({"format_gains": {"fp16": 3.0}, "device": GPU}, PLAIN, [({"precision.amp": "fp16"} | LAYOUT, 1 / (0.1 + 0.9 / 3))]),
-        # Half the bytes are worth up to a factor of 2.
-        ({"format_gains": {"bf16": 1.5}}, PLAIN, [(BF16, 1 / (0.1 + 0.9 / 2))]),
+        (GAINS | {"operations": {"convolution_share": 1.0}}, PLAIN | LAYOUT, [BF16 | LAYOUT]),
+        ({"format_gains": {"fp16": 3.0}, "device": GPU}, PLAIN, [{"precision.amp": "fp16"} | LAYOUT]),
+        ({"format_gains": {"bf16": 1.5}}, PLAIN, [BF16]),
         ({"format_gains": {"bf16": 0.4}}, PLAIN, []),
         ({"format_gains": {"bf16": 9.0}}, QUIET, []),
         ({"format_gains": {"bf16": 9.0}, "parts": {"forward": 0.4}}, PLAIN, []),
     ],
     "convolutions": [
-        (CONVOLUTIONS, {"loader.workers": 2}, [(LAYOUT, 1 / 0.28)]),
-        (CONVOLUTIONS | {"device": GPU}, {"loader.workers": 2}, [({"precision.cudnn_benchmark": True}, 1 / 0.28)]),
-        (CONVOLUTIONS | {"device": GPU}, BF16, [(LAYOUT, 1 / 0.28), ({"precision.cudnn_benchmark": True}, 1 / 0.28)]),
+        (CONVOLUTIONS, {"loader.workers": 2}, [LAYOUT]),
+        (CONVOLUTIONS | {"device": GPU}, {"loader.workers": 2}, [{"precision.cudnn_benchmark": True}]),
+        (CONVOLUTIONS | {"device": GPU}, BF16, [LAYOUT, {"precision.cudnn_benchmark": True}]),
         (CONVOLUTIONS | {"device": GPU}, QUIET, []),
     ],
     "launch_bound": [
-        ({"device": GPU, "device_busy_share": 0.4}, QUIET, [({"compile.capture": "step"}, 2.5)]),
+        ({"device": GPU, "device_busy_share": 0.4}, QUIET, [{"compile.capture": "step"}]),
         ({"device": GPU, "device_busy_share": 0.9}, QUIET, []),
         # All passes of an accumulation are in one captured step.
         ({"device": GPU, "device_busy_share": 0.4}, QUIET | {"loader.accumulation": 2},
-         [({"compile.capture": "step"}, 2.5), ({"loader.accumulation": 1}, None)]),
+         [{"compile.capture": "step"}, {"loader.accumulation": 1}]),
         ({"device": GPU, "device_busy_share": 0.4}, QUIET | {"compile.mode": "max-autotune"}, []),
     ],
     "memory": [
-        ({"step": {"peak_memory_mib": 9000.0}}, QUIET, [({"model.checkpoint_levels": [0]}, None)]),
+        ({"step": {"peak_memory_mib": 9000.0}}, QUIET, [{"model.checkpoint_levels": [0]}]),
         ({"step": {"peak_memory_mib": 9000.0}}, QUIET | {"model.checkpoint_levels": [1]},
-         [({"model.checkpoint_levels": [0, 1]}, None)]),
+         [{"model.checkpoint_levels": [0, 1]}]),
         ({"step": {"peak_memory_mib": 9000.0}}, QUIET | {"model.checkpoint_levels": [0]}, []),
         ({"step": {"peak_memory_mib": 3000.0}}, QUIET | {"model.checkpoint_levels": [0], "loader.accumulation": 2},
-         [({"model.checkpoint_levels": []}, 4 / 3), ({"loader.accumulation": 1}, None)]),
+         [{"model.checkpoint_levels": []}, {"loader.accumulation": 1}]),
         ({"step": {"peak_memory_mib": 3000.0, "peak_reserved_mib": 6000.0}},
          QUIET | {"model.checkpoint_levels": [0], "loader.accumulation": 2}, []),
     ],
     "more_gpus": [
-        ({"device": GPU | {"gpus": 4}}, QUIET, [({"parallel.workers": 4}, 4.0)]),
+        ({"device": GPU | {"gpus": 4}}, QUIET, [{"parallel.workers": 4}]),
         ({"device": GPU | {"gpus": 3}}, QUIET, []),  # the batch of 16 is no multiple of 3
         ({"device": GPU | {"gpus": 4}, "workers": 4}, QUIET, []),
     ],
@@ -123,11 +121,11 @@ CASES = {
 )  # fmt: skip
 def test_advice(values, knobs, expected):
     given = advise(profile(**values), cfg.override(tiny(), knobs))
-    assert [(one.change, one.bound and pytest.approx(one.bound)) for one in given] == expected
+    assert [one.change for one in given] == expected
 
 
 def test_every_rule_is_tested():
-    assert [rule.__name__ for rule in RULES] == list(CASES)[1:]
+    assert {rule.__name__ for rule in RULES} == {*CASES} - {"nothing"}
 
 
 def test_reasons_have_their_numbers():
@@ -143,16 +141,3 @@ def test_reasons_have_their_numbers():
 def test_what_the_workload_does_not_follow_is_not_advised():
     config = cfg.override(tiny(), QUIET)
     assert advise(profile(WAITING, device=GPU), config, ["loader.resident", "loader.workers"]) == []
-
-
-def test_amdahl():
-    assert amdahl(0.0) == 1.0
-    assert amdahl(0.22) == pytest.approx(1.282, abs=1e-3)
-    assert amdahl(0.5, 2.0) == pytest.approx(4 / 3)
-    assert amdahl(1.0) == pytest.approx(1000)
-
-
-def test_a_part_that_this_training_does_not_have_takes_no_time():
-    made = profile(WAITING)
-    del made["step"]["parts_s"]["sampler"]
-    assert advice.share(made, "sampler", "data_wait") == pytest.approx(0.22)

@@ -62,13 +62,12 @@ def test_speed(bench, tmp_path):
     assert not list(tmp_path.iterdir()), "the trainings leave nothing behind"
 
 
-def test_loader_and_model_alone(bench):
+def test_loader_alone(bench):
     config = tiny(loader__workers=1)
     alone = bench.loader_alone(config, 0.2)
     assert alone["samples"] >= 3 * 16
     assert alone["seconds"] >= 0.2
     assert alone["samples_per_s"] == pytest.approx(alone["samples"] / alone["seconds"])
-    assert bench.model_alone(config, 3)["samples_per_s"] > 0
 
 
 def test_the_loader_is_credited_with_the_images_it_gave(bench, monkeypatch):
@@ -92,15 +91,6 @@ def test_loader_and_model_count_alike_what_an_item_counts_as(tmp_path):
     assert measure.Bench(config, CPU).loader_alone(config, 0.0)["samples"] == 3 * 16 * 1024
 
 
-def test_a_set_that_does_not_fit_on_the_device(bench):
-    def full(config, steps):
-        assert config.loader.resident
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    bench.speed = full
-    assert bench.model_alone(tiny(), 3) is None
-
-
 @pytest.mark.parametrize("reads", [True, False])
 def test_what_a_loader_of_its_own_follows_is_known(tmp_path, reads):
     batch = "X[: trial.loader_options['batch_size']], Y[:16]" if reads else "X[:16], Y[:16]"
@@ -111,27 +101,6 @@ def test_what_a_loader_of_its_own_follows_is_known(tmp_path, reads):
     bench.train(config, 2)
     assert "loader.resident" in bench.unread
     assert ("loader.batch_size" in bench.unread) != reads
-
-
-def test_an_attempt_is_compared_with_what_is_measured_beside_it(bench):
-    def speed(config, steps):
-        changed = config.loader.resident
-        return {"samples_per_s": 120.0 if changed else 100.0, "samples_per_s_sd": 3.0, "peak_memory_mib": 7.0}
-
-    bench.speed = speed
-    found = bench.attempt(tiny(), {"loader.resident": True}, 3)
-    assert found["gain"] == pytest.approx(1.2)
-    assert not found["within_noise"]
-    assert bench.attempt(tiny(), {"ema.max_decay": 0.5}, 3)["within_noise"]
-    assert bench.attempt(tiny(), {"parallel.workers": 2}, 3) == {"failed": "it needs several processes"}
-
-
-def test_an_attempt_that_fails_is_a_result(bench):
-    def speed(config, steps):
-        raise RuntimeError("no such kernel\nmore of it")
-
-    bench.speed = speed
-    assert bench.attempt(tiny(), {"loader.resident": True}, 3) == {"failed": "RuntimeError: no such kernel"}
 
 
 def test_device():

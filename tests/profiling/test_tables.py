@@ -39,7 +39,6 @@ FOUND = {
     "first": {"first_step_s": 2.5, "compile_s": 0.0, "step_s": 0.1},
     "step": STEP,
     "loader_alone": {"samples_per_s": 3968.0, "samples": 1000, "seconds": 0.25},
-    "model_alone": dict(STEP), "feed_ratio": 3.1,
     "operations": {
         "kind": "operations", "convolution_share": 0.6, "self_s_per_step": 0.09,
         "longest": [
@@ -57,9 +56,9 @@ FOUND = {
             "backward_mib": 32.0, "rest_mib": 0.0,
         },
     },
-    "trace": "trace.json.gz", "snapshot": None, "traced_steps": 4,
+    "trace": "trace.json.gz", "traced_steps": 4,
     "advice": [
-        Advice({"loader.workers": 4}, "waiting", 1.282), Advice({"loader.batch_size": 256}, "faster", 1.1),
+        Advice({"loader.workers": 4}, "waiting"), Advice({"loader.batch_size": 256}, "faster"),
         Advice({"model.checkpoint_levels": [0]}, "room"),
     ],
 }  # fmt: skip
@@ -71,18 +70,15 @@ def profile(**values):
 
 
 def on_gpu():
-    """The same on a GPU, compiled, as one of four workers, with advice that was tried."""
+    """The same on a GPU, compiled, as one of four workers."""
     made = profile(
-        snapshot="memory_snapshot.pickle", device_busy_share=0.71, workers=4,
+        device_busy_share=0.71, workers=4,
         first={"first_step_s": 62.0, "compile_s": 62.0, "step_s": 0.1},
     )  # fmt: skip
     made["device"] |= {"type": "cuda", "name": "H200"}
     made["step"] |= {"peak_reserved_mib": 1500.0, "peak_host_memory_mib": 3000.0, "disturbed": True}
     made["operations"]["kind"] = "kernels"
     made["memory"]["peak"]["static_mib"] = 96.0
-    tried = ({"gain": 1.2, "within_noise": False}, {"gain": 1.02, "within_noise": True}, {"failed": "RuntimeError: no"})
-    for advice, outcome in zip(made["advice"], tried, strict=True):
-        advice.tried = outcome
     return made
 
 
@@ -110,12 +106,9 @@ def test_numbers():
 @pytest.mark.parametrize(
     ("values", "config", "end"),
     [
-        ({"feed_ratio": 3.0}, {"loader.workers": 0}, "; with loader.workers=0 they take turns, the loader 25 % of the time"),
-        ({"feed_ratio": 12345.0}, {}, "feed 12,345× what the model takes"),
-        ({"loader_alone": None, "model_alone": None, "feed_ratio": None}, {}, "the workload has its own loader"),
+        ({}, {}, "alone, the loader gives 3,968 images/s; the training takes 1,280"),
+        ({"loader_alone": None}, {}, "the workload has its own loader"),
         ({"loader_alone": None}, {"loader.resident": True}, "the loader plays no part"),
-        ({"model_alone": None, "samples": {"mib": 0.0}}, {}, "the data set is not made of tensors"),
-        ({"model_alone": None}, {}, "the device cannot hold all images"),
     ],
 )  # fmt: skip
 def test_feeding(values, config, end):
@@ -128,7 +121,7 @@ def test_files(tmp_path):
     written = files.write_all(profile(), tmp_path)
     assert set(written.values()) == set(tmp_path.iterdir())
     numbers = json.loads(written["numbers"].read_text())
-    assert (numbers["feed_ratio"], numbers["memory"]["peak"]["phase"]) == (3.1, "backward")
+    assert numbers["memory"]["peak"]["phase"] == "backward"
     with open(written["operations"]) as file:
         operations = list(csv.DictReader(file))
     assert (len(operations), float(operations[0]["self_s_per_step"])) == (10, 0.05)

@@ -42,7 +42,6 @@ def test_trace(bench, tmp_path, monkeypatch):
     memory = found["memory"]
     assert memory["peak"]["phase"] in ("forward", "backward")
     assert memory["peak"]["forward_mib"] > 0
-    assert not trace.snapshot(bench, config, tmp_path / "snapshot.pickle")
 
 
 def row(name, calls, seconds, kernel=False):
@@ -154,6 +153,4 @@ def test_profile_of_a_gpu(tmp_path):
     assert 0 < found["device_busy_share"] <= 1
     assert found["memory"]["peak"]["forward_mib"] > 0
     assert found["memory"]["peak"]["static_mib"] >= 0.9 * sum(found["memory"]["static"].values())
-    assert trace.snapshot(bench, config, tmp_path / "snapshot.pickle")
-    assert (tmp_path / "snapshot.pickle").stat().st_size > 1000
     assert set(measure.format_gains(alone())) >= {"fp16"}

@@ -24,7 +24,6 @@ def measure(request: ProfileRequest, lines: EventLines) -> Profile:
             command=request.command,
             workers=request.workers,
             steps=request.steps,
-            attempt=request.attempt,
         )
     except Exception as error:
         if end_of(error).status == "oom":

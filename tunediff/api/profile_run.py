@@ -40,7 +40,6 @@ class ProfileKeywords(StorageOptions):
     steps: int | None = option(
         None, "steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)"
     )
-    attempt: bool = option(False, "measure each piece of advice as well", flag="--try")
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -85,7 +84,6 @@ class ProfileRequest:
     """How it was started."""
     workers: int
     steps: int | None
-    attempt: bool
 
 
 def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResult:
@@ -105,9 +103,7 @@ def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResu
     if options.out is None:
         remote.check(Path(options.storage))
     folder = _folder(options)
-    request = ProfileRequest(
-        config, folder, options.config.stem, command, workers, options.steps, options.attempt
-    )
+    request = ProfileRequest(config, folder, options.config.stem, command, workers, options.steps)
     try:
         profile: Profile = foreground.call(
             f"{PROCESS}:measure", request, config.schema.workload, lines

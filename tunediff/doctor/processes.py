@@ -89,8 +89,8 @@ def captured() -> dict[str, Any]:
     config = cfg.override(eager, {"compile.capture": "step"})
     run(Engine(config, Budget(steps=6), world, CaptureObserver(), evaluates=False))
     point = run(Engine(eager, Budget(steps=30), world, evaluates=False)).points[-1]
-    use = trace.device_use(eager, world)
-    bound = binding.of_point(point, eager, world.device.type, use)
+    busy_s = trace.busy_s(eager, world)
+    bound = binding.of_point(point, eager, world.device.type, busy_s)
     return {"capture": outcome["capture"], "bound": bound}
 
 

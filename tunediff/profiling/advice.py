@@ -1,8 +1,7 @@
-"""What to try next, by what a profile measured: knobs, a reason with its number, a bound."""
+"""What to try next, by what a profile measured: knobs, and a reason with its number."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
@@ -18,14 +17,8 @@ LARGE = 0.1
 """Share of the step from which a rule speaks; for waiting and copying half of it."""
 
 
-def amdahl(share: float, factor: float = math.inf) -> float:
-    """Return a step's speed-up if a share of it becomes so many times as fast, or free."""
-    share = min(share, 0.999)
-    return 1 / (1 - share + share / factor)
-
-
 def advise(profile: Profile, config: Systems, unread: Collection[str] = ()) -> list[Advice]:
-    """Return what to try next, by the bound; empty when nothing stands out.
+    """Return what to try next; empty when nothing stands out.
 
     `profile`: a profile of `config`; `unread`: knobs that the workload does not follow. Nothing is
     advised that is on, is not allowed, or changes nothing on the device.
@@ -35,10 +28,7 @@ def advise(profile: Profile, config: Systems, unread: Collection[str] = ()) -> l
         return possible(change, config, profile["device"]["type"], unread)
 
     found = [advice for rule in RULES for advice in rule(profile, config)]
-    return sorted(
-        (advice for advice in found if allowed(advice.change)),
-        key=lambda advice: -(advice.bound or 0.0),
-    )
+    return [advice for advice in found if allowed(advice.change)]
 
 
 def share(profile: Profile, *parts: str) -> float:
@@ -72,11 +62,11 @@ def waiting_for_data(profile: Profile, config: Systems) -> Iterator[Advice]:
     size_mib = profile["samples"]["mib"]  # 0 where they are no tensors
     if size_mib and (not _cuda(profile) or size_mib < 0.1 * device["memory_mib"]):
         all_samples = f"all {profile['unit']} take {number(size_mib)} MiB"
-        yield Advice({"loader.resident": True}, f"{reason}; {all_samples}", amdahl(waited))
+        yield Advice({"loader.resident": True}, f"{reason}; {all_samples}")
     workers = min(max(2, 2 * loader.workers), device["cores"])
     if workers > loader.workers and (_cuda(profile) or loader.workers):
         cores = f"{device['cores']} cores can load"
-        yield Advice({"loader.workers": workers}, f"{reason}; {cores}", amdahl(waited))
+        yield Advice({"loader.workers": workers}, f"{reason}; {cores}")
 
 
 def copying(profile: Profile, config: Systems) -> Iterator[Advice]:
@@ -87,8 +77,8 @@ def copying(profile: Profile, config: Systems) -> Iterator[Advice]:
     reason = f"bringing {profile['unit']} to the GPU is {_in_words(profile, 'host_to_device')}"
     if config.loader.transfer == "float32":
         quarter = f"{reason}; bytes are a quarter of it"
-        yield Advice({"loader.transfer": "uint8"}, quarter, amdahl(copied))
-    yield Advice({"loader.pin_memory": True, "loader.non_blocking": True}, reason, amdahl(copied))
+        yield Advice({"loader.transfer": "uint8"}, quarter)
+    yield Advice({"loader.pin_memory": True, "loader.non_blocking": True}, reason)
 
 
 def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
@@ -100,7 +90,7 @@ def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
         yield Advice(change, f"{waits}; fused does not")
     elif taken > LARGE:
         reason = f"the update is {_in_words(profile, 'optimizer')}"
-        yield Advice(change, reason, amdahl(taken))
+        yield Advice(change, reason)
 
 
 def adaptive_sampler(profile: Profile, config: Systems) -> Iterator[Advice]:
@@ -109,7 +99,7 @@ def adaptive_sampler(profile: Profile, config: Systems) -> Iterator[Advice]:
     if interval is not None and taken > LARGE:
         reason = f"the timestep sampler is {_in_words(profile, 'sampler')}"
         half = f"{reason}; half as many updates of its policy"
-        yield Advice({"timesteps.interval": 2 * interval}, half, amdahl(taken / 2))
+        yield Advice({"timesteps.interval": 2 * interval}, half)
 
 
 def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
@@ -125,18 +115,17 @@ def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
     in_tf32 = profile["operations"]["convolution_share"] if precision.conv_tf32 else 0.0
     now = 1 + in_tf32 * (gains.get("tf32", 1.0) - 1)
 
-    def faster(name: str, change: Values, least: float) -> Iterator[Advice]:
-        if (gain := gains.get(name, 0.0) / now) > 1.2:
+    def faster(name: str, change: Values) -> Iterator[Advice]:
+        if gains.get(name, 0.0) / now > 1.2:
             product = f"a product in {name} is {gains[name]:.1f}× as fast here"
-            yield Advice(change, f"{reason}; {product}", amdahl(computing, max(least, gain)))
+            yield Advice(change, f"{reason}; {product}")
 
     amp = "bf16" if gains.get("bf16", 0.0) > 1.2 else "fp16"
     layout = {"memory.channels_last": True} if _cuda(profile) else {}
-    # What waits for memory instead of arithmetic gains by autocast as well: half the bytes.
-    yield from faster(amp, {"precision.amp": amp, **layout}, 2.0)
+    yield from faster(amp, {"precision.amp": amp, **layout})
     if precision.matmul == "highest":
         convolutions = {} if precision.conv_tf32 else {"precision.conv_tf32": True}
-        yield from faster("tf32", {"precision.matmul": "high", **convolutions}, 1.0)
+        yield from faster("tf32", {"precision.matmul": "high", **convolutions})
 
 
 def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
@@ -148,10 +137,10 @@ def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
     with_amp = _cuda(profile) and config.precision.amp == "none"  # then `number_formats` has it
     if not config.memory.channels_last and not with_amp:
         order = f"{reason}; NHWC is another order for them"
-        yield Advice({"memory.channels_last": True}, order, amdahl(taken))
+        yield Advice({"memory.channels_last": True}, order)
     fixed = f"{reason}; shapes never change"
     if not config.precision.cudnn_benchmark:
-        yield Advice({"precision.cudnn_benchmark": True}, fixed, amdahl(taken))
+        yield Advice({"precision.cudnn_benchmark": True}, fixed)
 
 
 def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
@@ -163,7 +152,7 @@ def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
         graphs = f"{reason}; a CUDA graph launches all at once"
         alone = config.parallel.workers == 1
         change = {"compile.capture": "step"} if alone else {"compile.mode": "reduce-overhead"}
-        yield Advice({**change}, graphs, 1 / max(busy, 0.01))
+        yield Advice({**change}, graphs)
 
 
 def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
@@ -176,7 +165,7 @@ def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
         yield Advice({"model.checkpoint_levels": [0, *levels]}, room)
     if used < 0.5 and levels:
         once = f"{reason}: nothing needs to be computed twice"
-        yield Advice({"model.checkpoint_levels": []}, once, 4 / 3)
+        yield Advice({"model.checkpoint_levels": []}, once)
     if passes > 1 and used * passes < 0.8:
         yield Advice({"loader.accumulation": 1}, f"{reason}: the batch needs no {passes} passes")
 
@@ -185,17 +174,17 @@ def more_gpus(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on GPUs that do nothing."""
     gpus = profile["device"]["gpus"]
     if gpus > 1 and profile["workers"] == 1 and config.loader.batch_size % gpus == 0:
-        yield Advice({"parallel.workers": gpus}, f"one of {gpus} GPUs is used", float(gpus))
+        yield Advice({"parallel.workers": gpus}, f"one of {gpus} GPUs is used")
 
 
 RULES: tuple[Callable[[Profile, Systems], Iterator[Advice]], ...] = (
+    more_gpus,
+    launch_bound,
     waiting_for_data,
     copying,
-    fused_optimizer,
-    adaptive_sampler,
     number_formats,
     convolutions,
-    launch_bound,
+    fused_optimizer,
+    adaptive_sampler,
     memory,
-    more_gpus,
 )

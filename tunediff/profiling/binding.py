@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Sequence
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, Values
@@ -32,20 +32,6 @@ KNOBS: dict[Part, Sequence[Values]] = {
 """What to try first where nothing but the parts of the step is known, the best first."""
 
 
-class DeviceUse(NamedTuple):
-    """What a step asks of its device; None: not measured."""
-
-    busy_s: float | None = None
-    """Seconds in which the device computes."""
-    moved_bytes: float | None = None
-    """Bytes that its operators read and write in the device's memory."""
-    copy_bytes_per_s: float | None = None
-    """Bytes that a copy reads and writes."""
-
-
-NOT_MEASURED = DeviceUse()
-
-
 @dataclasses.dataclass(frozen=True)
 class StepParts:
     """Measured seconds of a mean step, and what its device can do; None: not measured."""
@@ -57,21 +43,15 @@ class StepParts:
     """Arithmetic of a step."""
     peak_flops_per_s: float | None = None
     """Of the fastest matrix product."""
-    use: DeviceUse = NOT_MEASURED
+    busy_s: float | None = None
+    """Seconds in which a GPU computes."""
 
     @property
     def arithmetic(self) -> float | None:
         """Return the share of the peak arithmetic that the step reaches."""
-        return self._share(self.flops, self.peak_flops_per_s)
-
-    @property
-    def bandwidth(self) -> float | None:
-        """Return the least share of a copy's bandwidth that a step reaches; at most 1.0."""
-        share = self._share(self.use.moved_bytes, self.use.copy_bytes_per_s)
-        return None if share is None else min(1.0, share)
-
-    def _share(self, amount: float | None, per_s: float | None) -> float | None:
-        return None if amount is None or not per_s else amount / per_s / self.step_s
+        if self.flops is None or not self.peak_flops_per_s:
+            return None
+        return self.flops / self.peak_flops_per_s / self.step_s
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,52 +59,45 @@ class Binding:
     """What binds a step."""
 
     part: Part
-    """`device`: neither its arithmetic nor its memory traffic was measured."""
+    """`device`: its arithmetic was not measured."""
     share: float
     """Of the step: waiting for the loader, or for the host; else computing."""
     peak_share: float | None
-    """Share of the device's measured peak: bandwidth where memory binds, else arithmetic."""
-    of: Literal["peak", "bandwidth"] = "peak"
+    """Share of the device's measured peak arithmetic."""
 
     def sentence(self, first: Values | None) -> str:
         """Return it in words, with the knobs to try first."""
-        percent, measured = f"{100 * self.share:.0f} % of the time", self.of == "bandwidth"
+        percent = f"{100 * self.share:.0f} % of the time"
         words = {
             "loader": f"the loader: the step waits for it {percent}",
             "host": f"the host: the device waits for it {percent}",
             "arithmetic": "arithmetic",
-            "memory": "memory traffic" + ("" if measured else " and small operations"),
+            "memory": "memory traffic and small operations",
             "device": "the device",
         }
         at = ""
         if self.peak_share is not None:
-            at = f", at {100 * self.peak_share:.2g} % of the measured {self.of}"
+            at = f", at {100 * self.peak_share:.2g} % of the measured peak"
         return f"the step is bound by {words[self.part]}{at}" + (
             f"; try {knobs(first)}" if first else ""
         )
 
 
 def binding(parts: StepParts) -> Binding:
-    """Return what binds a step of these parts: whatever the device waits for longest, or else what
-    of its abilities, arithmetic or bandwidth, the step uses most.
-
-    Where the bandwidth was not measured, `ARITHMETIC` has to do.
-    """
+    """Return what binds a step of these parts: whatever the device waits for longest; else its
+    arithmetic from `ARITHMETIC` on, or memory."""
     waits = parts.loader_s / parts.step_s
-    busy = None if parts.use.busy_s is None else parts.use.busy_s / parts.step_s
+    busy = None if parts.busy_s is None else parts.busy_s / parts.step_s
     idle = 0.0 if busy is None else max(0.0, 1.0 - busy - waits)
-    arithmetic, bandwidth = parts.arithmetic, parts.bandwidth
+    arithmetic = parts.arithmetic
     if busy is not None and busy < BUSY and idle >= waits:
         return Binding("host", idle, arithmetic)
     if waits >= WAITING:
         return Binding("loader", waits, arithmetic)
     computing = 1.0 - waits - idle
-    if bandwidth is not None and bandwidth > (arithmetic or 0.0):
-        return Binding("memory", computing, bandwidth, "bandwidth")
     if arithmetic is None:
         return Binding("device", computing, None)
-    known = bandwidth is not None or arithmetic >= ARITHMETIC
-    part: Part = "arithmetic" if known else "memory"
+    part: Part = "arithmetic" if arithmetic >= ARITHMETIC else "memory"
     return Binding(part, computing, arithmetic)
 
 
@@ -137,18 +110,18 @@ def of_profile(profile: Profile) -> str:
         sum(step["parts_s"].get(name, 0.0) for name in ("data_wait", "host_to_device")),
         None if flops is None else flops * step["samples_per_s"] * step["step_s"],
         step.get("peak_flops_per_s"),
-        DeviceUse(
-            profile.get("device_busy_s"),
-            profile.get("moved_bytes"),
-            profile.get("copy_bytes_per_s"),
-        ),
+        profile.get("device_busy_s"),
     )
     advice = profile["advice"]
     return binding(parts).sentence(advice[0].change if advice else None)
 
 
 def of_point(
-    point: Point, config: Systems, device: str, use: DeviceUse, unread: Collection[str] = ()
+    point: Point,
+    config: Systems,
+    device: str,
+    busy_s: float | None,
+    unread: Collection[str] = (),
 ) -> str:
     """Return the sentence of a training's point; `unread`: knobs without effect."""
     assert point.step_s is not None
@@ -158,7 +131,7 @@ def of_point(
         sum(point.phases_s.get(name, 0.0) for name in ("data_wait", "host_to_device")),
         None if flops is None else flops * point.samples_per_s * point.step_s,
         point.peak_flops_per_s,
-        use,
+        busy_s,
     )
     bound = binding(parts)
     return bound.sentence(first_possible(KNOBS[bound.part], config, device, unread))

@@ -28,10 +28,7 @@ def write_all(profile: Profile, folder: Path) -> dict[str, Path]:
 
 def numbers(profile: Profile) -> str:
     """Return the profile as JSON."""
-    advice = [
-        {key: value for key, value in dataclasses.asdict(entry).items() if key != "tried" or value}
-        for entry in profile["advice"]
-    ]
+    advice = [dataclasses.asdict(entry) for entry in profile["advice"]]
     content = text.versioned({**profile, "advice": advice})
     return json.dumps(content, indent=1, allow_nan=False) + "\n"
 
@@ -48,6 +45,4 @@ def markdown(profile: Profile) -> str:
         " are NVTX ranges as well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m"
         " tunediff.train …`.\n",
     ]
-    if profile["snapshot"] is not None:
-        parts.append(f"`{profile['snapshot']}` opens in pytorch.org/memory_viz.\n")
     return "\n".join(parts)

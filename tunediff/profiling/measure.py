@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from tunediff import config as cfg
-from tunediff.config import Systems, Values
+from tunediff.config import Systems
 from tunediff.core import environment, machine
 from tunediff.core.clock import Budget
 from tunediff.core.point import Point
 from tunediff.data import items, loader
 from tunediff.distributed import World
-from tunediff.profiling.result import Attempt, Device, Samples, StepTimes
-from tunediff.training import hardware, memory
+from tunediff.profiling.result import Device, Samples, StepTimes
+from tunediff.training import hardware
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.training_run import Program, TrainingRun
@@ -186,39 +186,6 @@ class Bench:
             spent = time.monotonic() - begin
         samples = count * section.batch_size // section.accumulation * self._found.samples_each
         return {"samples_per_s": samples / spent, "samples": samples, "seconds": spent}
-
-    def model_alone(self, config: Systems, steps: int) -> StepTimes | None:
-        """Measure `speed` with all samples on the device; None: they do not fit, or no tensors."""
-        if not items.columns(self._found.source):
-            return None
-        try:
-            return self.speed(cfg.override(config, {"loader.resident": True}), steps)
-        except Exception as error:
-            if not memory.is_oom(error):
-                raise
-        memory.reset(self.world.device)
-        return None
-
-    def attempt(self, config: Systems, change: Values, steps: int) -> Attempt:
-        """Measure a configuration without and with a change; a change that fails is a result."""
-        if "parallel.workers" in change:
-            return {"failed": "it needs several processes"}
-        try:
-            before = self.speed(config, steps)
-            after = self.speed(cfg.override(config, change), steps)
-        except Exception as error:
-            line = (str(error).strip().splitlines() or [""])[0][:200]
-            return {"failed": f"{type(error).__name__}: {line}"}
-        finally:
-            memory.reset(self.world.device)
-        gained = after["samples_per_s"] - before["samples_per_s"]
-        sd = math.hypot(*(speed["samples_per_s_sd"] or 0.0 for speed in (before, after)))
-        return {
-            "samples_per_s": after["samples_per_s"],
-            "gain": after["samples_per_s"] / before["samples_per_s"],
-            "within_noise": abs(gained) <= 2 * sd,
-            "peak_memory_mib": after["peak_memory_mib"],
-        }
 
 
 def summary(points: Sequence[Point], batch_size: int, steps: int) -> StepTimes:

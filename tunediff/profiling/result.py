@@ -88,18 +88,6 @@ class Traced(TypedDict):
     traced_steps: int
     device_busy_s: NotRequired[float]
     device_busy_share: NotRequired[float]
-    moved_bytes: NotRequired[float]  # that operators of a step read and write; not of compiled ones
-    copy_bytes_per_s: NotRequired[float]  # that a copy reads and writes, measured
-
-
-class Attempt(TypedDict, total=False):
-    """What came of a piece of advice: why it failed, or what it gained."""
-
-    failed: str
-    samples_per_s: float
-    gain: float
-    within_noise: bool
-    peak_memory_mib: float
 
 
 @dataclasses.dataclass
@@ -108,8 +96,6 @@ class Advice:
 
     change: Values
     reason: str
-    bound: float | None = None  # most by which the rate can grow, as a factor; None: unknown
-    tried: Attempt | None = None
 
 
 class Profile(Traced):
@@ -129,11 +115,8 @@ class Profile(Traced):
     first: dict[str, float]  # step_s, first_step_s, compile_s of the process's first training
     step: StepTimes
     loader_alone: dict[str, float] | None  # samples_per_s, samples, seconds; None: resident
-    model_alone: StepTimes | None
-    feed_ratio: float | None
     advice: list[Advice]
     trace: str
-    snapshot: str | None
 
 
 def held_mib(step: StepTimes) -> float:

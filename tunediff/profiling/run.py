@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tunediff import config as cfg
 from tunediff.config import Systems
-from tunediff.core import environment, text
+from tunediff.core import environment
 from tunediff.distributed import alone
 from tunediff.profiling import measure, trace
 from tunediff.profiling.advice import advise
@@ -29,12 +29,11 @@ def profile(
     command: str,
     workers: int,
     steps: int | None,
-    attempt: bool,
 ) -> Profile:
     """Measure everything and return the profile; `folder` gets the trace. Training errors pass.
 
     `say` is called with what is measured next; `steps` to measure, None: about five seconds of
-    them; `attempt`: measure each piece of advice as well.
+    them.
     """
     world, workload = alone(), cfg.of(config)
     bench = measure.Bench(config, world)
@@ -44,13 +43,12 @@ def profile(
     steps = steps or steps_in(SECONDS, first["step_s"])
     say(f"{steps} steps")
     step = bench.speed(config, steps)
-    loader, model = None, None
+    loader = None
     if not config.loader.resident:
-        say("the loader alone, the model alone")
-        loader, model = bench.loader_alone(config), bench.model_alone(config, steps)
+        say("the loader alone")
+        loader = bench.loader_alone(config)
     say(f"trace of {trace.TRACED} steps")
     traced = trace.trace(bench, config, folder / "trace.json.gz", step["step_s"])
-    snapshot = trace.snapshot(bench, config, folder / "memory_snapshot.pickle")
     labels = {
         name.removeprefix("step_").removesuffix("_s"): quantity.label
         for name, quantity in workload.quantities.items()
@@ -77,19 +75,11 @@ def profile(
         },
         "step": step,
         "loader_alone": loader,
-        "model_alone": model,
-        "feed_ratio": loader["samples_per_s"] / model["samples_per_s"]
-        if loader and model
-        else None,
         **traced,
         "trace": "trace.json.gz",
-        "snapshot": "memory_snapshot.pickle" if snapshot else None,
         "advice": [],
     }
     result["advice"] = advise(result, config, bench.unread)
-    for advice in result["advice"] if attempt else []:
-        say(f"trying {text.knobs(advice.change)}")
-        advice.tried = bench.attempt(config, advice.change, steps)
     return result
 
 

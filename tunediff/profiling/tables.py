@@ -86,7 +86,7 @@ def sections(profile: Profile) -> list[ProfileSection]:
         _summary(profile),
         _step(profile),
         _operations(profile),
-        ProfileSection("the loader and the model", [feeding(profile)]),
+        ProfileSection("the loader", [feeding(profile)]),
         _memory(profile),
         _advice(profile),
     ]
@@ -144,27 +144,14 @@ def _operations(profile: Profile) -> ProfileSection:
 
 
 def feeding(profile: Profile) -> str:
-    """Return a sentence on the rates of loader and model alone."""
-    loader, model, ratio = profile["loader_alone"], profile["model_alone"], profile["feed_ratio"]
-    unit = profile["unit"]
+    """Return a sentence on the rate of the loader alone."""
+    loader, unit = profile["loader_alone"], profile["unit"]
     if profile["config"]["loader.resident"]:
         return f"loader.resident is on: the {unit} lie on the device, and the loader plays no part"
     if loader is None:
         return "not measured: the workload has its own loader"
-    sentence = f"alone, the loader gives {rate(loader['samples_per_s'])} {unit}/s"
-    if model is None or ratio is None:
-        why = f"the device cannot hold all {unit}"
-        if not profile["samples"]["mib"]:
-            why = "the data set is not made of tensors"
-        return f"{sentence}; the model is not measured alone: {why}"
-    sentence += (
-        f" and the model takes {rate(model['samples_per_s'])} {unit}/s: the loader can feed "
-        f"{f'{ratio:.1f}' if ratio < 100 else rate(ratio)}× what the model takes"
-    )
-    if profile["config"]["loader.workers"] == 0:
-        turns = f"the loader {percent(1 / (1 + ratio))} of the time"
-        sentence += f"; with loader.workers=0 they take turns, {turns}"
-    return sentence
+    alone, both = loader["samples_per_s"], profile["step"]["samples_per_s"]
+    return f"alone, the loader gives {rate(alone)} {unit}/s; the training takes {rate(both)}"
 
 
 def _memory(profile: Profile) -> ProfileSection:
@@ -194,13 +181,8 @@ def _memory(profile: Profile) -> ProfileSection:
 
 
 def _advice(profile: Profile) -> ProfileSection:
-    lines = []
-    for rank, advice in enumerate(profile["advice"], 1):
-        end = f"; up to about {advice.bound:.2f}×" if advice.bound is not None else ""
-        if (tried := advice.tried) is not None and "failed" in tried:
-            end = f"; tried: {tried['failed']}"
-        elif tried is not None:
-            noise = ", within the noise" if tried["within_noise"] else ""
-            end = f"; tried: {tried['gain']:.2f}×{noise}"
-        lines.append(f"{rank}. {knobs(advice.change)}: {advice.reason}{end}")
+    lines = [
+        f"{rank}. {knobs(advice.change)}: {advice.reason}"
+        for rank, advice in enumerate(profile["advice"], 1)
+    ]
     return ProfileSection("what to try next", lines or ["nothing stands out"])

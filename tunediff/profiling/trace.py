@@ -19,11 +19,8 @@ from tunediff.config import Systems
 from tunediff.core.clock import Budget
 from tunediff.core.files import write_csv
 from tunediff.distributed import World
-from tunediff.profiling import traffic
-from tunediff.profiling.binding import DeviceUse
 from tunediff.profiling.measure import Bench, StepObserver
 from tunediff.profiling.result import Operation, Operations, Owner, Peak, Traced
-from tunediff.training import hardware
 from tunediff.training.engine import Engine
 from tunediff.training.trial import run
 
@@ -75,9 +72,6 @@ def trace(bench: Bench, config: Systems, path: Path, step_s: float) -> Traced:
         busy_us = sum(event["dur"] for event in events if event.get("cat") in on_device)
         result["device_busy_s"] = busy_us / 1e6 / TRACED
         result["device_busy_share"] = min(1.0, result["device_busy_s"] / step_s)
-    if (moved_bytes := traffic.step_bytes(config, bench.world)) is not None:
-        result["moved_bytes"] = moved_bytes
-        result["copy_bytes_per_s"] = hardware.copy_bytes_per_s(bench.world.device)
     return result
 
 
@@ -99,29 +93,14 @@ def write_operations(config: Systems, world: World, folder: Path, steps: int) ->
         write_csv(folder / "operations.csv", columns, table, digits=6)
 
 
-def device_use(config: Systems, world: World) -> DeviceUse:
-    """Train a few further steps, and return what a step asks of the device."""
+def busy_s(config: Systems, world: World) -> float | None:
+    """Train a few further steps, and return for how long one keeps a GPU busy; None: a CPU."""
     rows: list[ProfilerRow] = []
     short, cuda = cfg.override(config, {"evaluation.points": 1}), world.device.type == "cuda"
     with _profiler(cuda, TRACED, rows) as profiler:
         observer, budget = StepObserver(profiler.step), Budget(steps=WARMUP + TRACED)
         run(Engine(short, budget, world, observer, evaluates=False))
-    busy_s = sum(row.self_s for row in rows if row.kernel) / TRACED if cuda else None
-    moved_bytes = traffic.step_bytes(config, world)
-    return DeviceUse(busy_s, moved_bytes, hardware.copy_bytes_per_s(world.device))
-
-
-def snapshot(bench: Bench, config: Systems, path: Path) -> bool:
-    """Write a snapshot for pytorch.org/memory_viz; False where there is no CUDA allocator."""
-    if not bench.cuda:
-        return False
-    torch.cuda.memory._record_memory_history(max_entries=200_000)
-    try:
-        bench.train(config, 3)
-        torch.cuda.memory._dump_snapshot(str(path))  # type: ignore[no-untyped-call]
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)
-    return True
+    return sum(row.self_s for row in rows if row.kernel) / TRACED if cuda else None
 
 
 # ---- operations

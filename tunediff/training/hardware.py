@@ -53,24 +53,6 @@ def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
     return best
 
 
-def copy_bytes_per_s(device: torch.device) -> float:
-    """Return the bytes that a copy reads and writes per second, of blocks that no cache holds.
-
-    Takes a tenth of a second; its memory stays with the allocator until `memory.reset`.
-    """
-    size = 2**28 if device.type == "cuda" else 2**26
-    source, target = torch.zeros(2, size, dtype=torch.uint8, device=device)
-    times = 10 if device.type == "cuda" else 1  # a GPU's copy takes as long as waiting for it
-    seconds = []
-    for _ in range(6):
-        began = time.perf_counter()
-        for _ in range(times):
-            target.copy_(source)
-        synchronize(device)
-        seconds.append((time.perf_counter() - began) / times)
-    return 2.0 * size / min(seconds)
-
-
 def synchronize(device: torch.device) -> None:
     """Wait until a GPU has done what it was told to."""
     if device.type == "cuda":

@@ -148,8 +148,8 @@ def _note_binding(outcome: TrainingOutcome, job: TrialSpec, world: World) -> Non
     )
     memory.reset(world.device)
     try:
-        use = trace.device_use(job.config, world)
-        sentence = binding.of_point(outcome.points[-1], job.config, "cuda", use, outcome.unread)
+        busy_s = trace.busy_s(job.config, world)
+        sentence = binding.of_point(outcome.points[-1], job.config, "cuda", busy_s, outcome.unread)
     except Exception as error:  # of no trial's result
         sentence = f"what binds the step was not measured: {code.described(error)}"
     Journal(job.folder).write(record.BOUND_EVENT, sentence=sentence)
