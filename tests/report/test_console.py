@@ -2,7 +2,6 @@
 
 import io
 import re
-import shutil
 import time
 
 import pytest
@@ -102,39 +101,6 @@ def test_names_of_confirming_runs_have_their_folder(tmp_path, capsys):
     assert [row.split()[0] for row in rows] == ["confirm/t0000", "confirm/t0002", "confirm/t0001"]
 
 
-# ------------------------------------------------------------------------------------------------------------ hardware
-def on_gpu(folder, number, model):
-    worker = {"device": model, "threads": 1, "environment": {"gpus": [f"{model}, 400.00 W"]}}
-    Journal(folder / "trials" / f"t{number:04d}").write("worker", **worker)
-
-
-def test_trials_on_different_hardware_are_warned_of_once(night, capsys):
-    """GPUs that Ray calls alike may differ in memory, form and power limit."""
-    folder, space = night
-    lines = console.Console(folder, space)
-    for number, model in ((4, "A100-40GB"), (5, "A100-80GB"), (6, "A100-80GB")):
-        searches.write(folder, space, number, {"precision.amp": "bf16"}, status=None)
-        on_gpu(folder, number, model)
-        for _ in range(2):
-            lines.listen("point", f"t{number:04d}", POINT)
-    warnings = [line for line in capsys.readouterr().out.splitlines() if "WARNING" in line]
-    assert len(warnings) == 2, "of each hardware once"
-    assert "WARNING: t0000 ran on slow one, t0005 runs on A100-80GB (400 W): what they measure" in warnings[1]
-
-
-def test_confirming_runs_on_other_hardware_than_the_search_are_warned_of(tmp_path, capsys):
-    space = searches.make(folder := tmp_path / "night")
-    searches.write(folder, space, 0, status=None)
-    on_gpu(folder, 0, "A100")
-    (folder / "confirm").mkdir()
-    shutil.copy(folder / "search.yaml", folder / "confirm")
-    lines = console.Console(folder / "confirm", space)
-    searches.write(folder / "confirm", space, 0, status=None)
-    on_gpu(folder / "confirm", 0, "H100")
-    lines.listen("point", "t0000", POINT)
-    assert "WARNING: t0000 ran on A100 (400 W), confirm/t0000 runs on H100 (400 W)" in capsys.readouterr().out
-
-
 # ------------------------------------------------------------------------------------------------------ remaining time
 def test_the_remaining_time_counts_trials_of_this_session_and_counts_down(night, clock):
     """Three trials had ended before; one took a minute of this session, and four are left."""
@@ -147,21 +113,17 @@ def test_the_remaining_time_counts_trials_of_this_session_and_counts_down(night,
         assert lines.remaining_words() == f"about {left} left"
 
 
-def test_the_remaining_time_includes_evaluation_and_confirming_runs(tmp_path, clock):
-    """By the plan until the first trial has ended, then by the clock and by measured evaluations."""
+def test_the_remaining_time_is_the_plan_until_a_trial_has_ended(tmp_path, clock):
     space = searches.make(folder := tmp_path / "night", searches.FILE | {"confirm": {"of": 1, "seeds": 4}})
     planned = plan.values(space, tmp_path, {"evaluation_s": 22.56})
     lines = console.Console(folder, space, planned=planned)
-    again = f", then up to about {text.seconds(8 * (20 + 4 * 22.56 + 2))} of confirming"
     for clock.s in (0.0, 60.0):
         left = text.seconds(8 * (20 + 4 * 22.56 + 2) + 15 - clock.s)
-        assert lines.remaining_words() == f"about {left} left{again}"
-    lines.listen("start", "t0000", {})
+        assert lines.remaining_words() == f"about {left} left"
     clock.s = 90.0
-    searches.write(folder, space, 0)  # evaluated for 2 s in 2 points
+    searches.write(folder, space, 0)
     lines.listen("end", "t0000", {})
-    confirming = text.seconds(8 * (20 + 4 * 1.0 + 2))
-    assert lines.remaining_words() == f"about 3m30s left, then up to about {confirming} of confirming"
+    assert lines.remaining_words() == f"about {text.seconds(7 * 90.0)} left"
 
 
 def test_a_new_search_says_once_where_the_seconds_to_its_first_step_went(tmp_path, clock, capsys):
@@ -178,14 +140,6 @@ def test_a_new_search_says_once_where_the_seconds_to_its_first_step_went(tmp_pat
     said = [line for line in capsys.readouterr().out.splitlines() if "first step after" in line]
     (line,) = said
     assert line.endswith("after 36s: data and evaluation 20s, Ray 8s, its worker 3s, set-up 4s, the step 1s")
-
-
-def test_the_end_of_a_search_promises_no_confirming_if_only_the_baseline_finished(tmp_path):
-    content = searches.FILE | {"confirm": {"of": 1, "seeds": 4}, "budget": {"per_trial": "20s", "trials": 2}}
-    space = searches.make(folder := tmp_path / "night", content)
-    searches.write(folder, space, 0)
-    searches.write(folder, space, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 9.0),), status="pruned")
-    assert console.Console(folder, space).remaining_words() == "nothing to confirm: only the baseline finished"
 
 
 def test_the_remaining_time_of_a_limit_counts_earlier_sessions(tmp_path):

@@ -11,7 +11,6 @@ from tunediff.api.compare_setup import Say
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listener
-from tunediff.report.trial_warnings import TrialWarnings
 
 
 def _words(drawn: Mapping[str, Any]) -> str:
@@ -20,15 +19,13 @@ def _words(drawn: Mapping[str, Any]) -> str:
 
 
 class RunLines(Listener):
-    """Shows how runs end, also on Ray's pages, and warns of different hardware."""
+    """Shows how runs end, also on Ray's pages."""
 
     def __init__(
         self, folder: Path, say: Say, show: Callable[[int, str], object] = lambda slot, words: None
     ) -> None:
         """`show`: shows words for a slot, of which a comparison has one."""
         self._folder, self._say, self._show = folder, say, show
-        runs = {_words(trial.drawn): trial for trial in record.read_trials(folder)}
-        self._warnings = TrialWarnings(runs, say)
 
     def start(self, trial: str, content: Mapping[str, Any]) -> None:
         self._show(0, _words(content))
@@ -36,7 +33,6 @@ class RunLines(Listener):
     def end(self, trial: str, content: Mapping[str, Any]) -> None:
         run, words = record.read_trial(self._folder / "trials" / trial), _words(content)
         if run is not None:
-            self._warnings.look_at(words, run)
             words = "  ".join([words, *filter(None, self._ended(run))])
             self._say(words)
         self._show(0, words)

@@ -21,7 +21,6 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.report import plan, plan_words
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.remaining import RemainingTime
-from tunediff.report.trial_warnings import TrialWarnings
 from tunediff.report.verdicts import OTHERS
 from tunediff.report.words import noted, versus
 from tunediff.search_space import SearchSpace
@@ -50,14 +49,13 @@ class Console(Listener):
         self.following, self._results_throttle = Following(folder), Throttle()
         limit_s = space.budget.trial_deadline_s
         self._heartbeat = Heartbeat(folder, self.say, self.display_name, limit_s)
-        self._remaining = RemainingTime(folder, space, planned, begun, bool(self.confirming))
+        self._remaining = RemainingTime(folder, space, planned, begun)
         self._read()
         self._remaining.ended_before = self.following.ended
         self._stages = [self.lines.begun, begun] if planned is not None else []
         """When the command began, what runs trials, Ray, the first trial; empty once it was said
         where the seconds to the first step went."""
         self._printed: set[tuple[str, int]] = set()
-        self._warnings = TrialWarnings(self._trials_before(), self.say)
 
     def __enter__(self) -> Console:
         if not self.quiet:
@@ -83,14 +81,6 @@ class Console(Listener):
                     self.best_words()
                     self.remaining_words()
         return ended
-
-    def _trials_before(self) -> dict[str, TrialRecord]:
-        """Return the trials so far by display name; for confirming runs also the search's."""
-        trials = {self.display_name(name): trial for name, trial in self.following.records.items()}
-        if not self.confirming:
-            return trials
-        search = self.folder.parents[len(Path(self.confirming).parts) - 1]
-        return {trial.name: trial for trial in record.read_trials(search)} | trials
 
     # ---- printing
     def say(self, message: str) -> None:
@@ -157,7 +147,6 @@ class Console(Listener):
             return
         self._say_first_step(event, content)
         if event == "start":
-            self._remaining.start()
             self._heartbeat.workers_requested()
         else:
             for ended in self._read():
@@ -165,8 +154,6 @@ class Console(Listener):
                     line = f"skipped  {ended.reason}  {self.changes(ended.drawn)}"
                     self._say_of(ended.name, line)
         trial = self.following.records.get(name)
-        if trial is not None:
-            self._warnings.look_at(self.display_name(name), trial)
         self.print_event(event, name, trial, content)
 
     def print_event(
@@ -270,4 +257,4 @@ class Console(Listener):
 
     def remaining_words(self) -> str:
         """Return how long the rest takes; '' if that is unknown."""
-        return self._remaining.words(self.following.ended, self.results)
+        return self._remaining.words(self.following.ended)

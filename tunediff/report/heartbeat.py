@@ -17,8 +17,8 @@ from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listener
 from tunediff.core.progress import DOING, log_exceptions
 
-SILENCE_S, LONGEST_S = 30.0, 300.0
-"""Silent seconds until a line is printed; the wait grows with each line, up to the second."""
+SILENCE_S = 60.0
+"""Silent seconds until a line is printed."""
 PARTS = {
     "setup": "preparing", "compile": "compiling", "train": "training",
     "evaluation": "evaluating", "checkpoint": "saving", "waiting": "waits for its workers",
@@ -42,7 +42,6 @@ class Heartbeat(Listener):
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
         self._requested = self._last = time.monotonic()
-        self._wait_s = SILENCE_S
         self._following = Following(folder)
         self._following.read()
         self._ended_before = self._following.ended
@@ -60,7 +59,7 @@ class Heartbeat(Listener):
 
     def beat(self) -> None:
         """Restart the wait, because a line was printed."""
-        self._last, self._wait_s = time.monotonic(), SILENCE_S
+        self._last = time.monotonic()
 
     def start(self, trial: str, content: Mapping[str, Any]) -> None:
         self.workers_requested()
@@ -77,10 +76,9 @@ class Heartbeat(Listener):
 
     def _run(self) -> None:
         while not self._over.wait(min(1.0, SILENCE_S / 4)):
-            if time.monotonic() - self._last >= self._wait_s:
-                wait_s = min(1.5 * self._wait_s, LONGEST_S)
+            if time.monotonic() - self._last >= SILENCE_S:
                 log_exceptions("what goes on", self._print_progress)
-                self._last, self._wait_s = time.monotonic(), wait_s
+                self.beat()
 
     def _print_progress(self) -> None:
         # A worker may replace or remove the files meanwhile; the next beat tries again.
