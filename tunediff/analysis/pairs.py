@@ -47,7 +47,7 @@ class Pairs:
     """The runs, and how they are judged."""
     budget_unit: UnitName = "wall"
     code: Values = dataclasses.field(default_factory=dict)
-    """The content of `CODE`; empty for a comparison of an earlier version."""
+    """The content of `CODE`; empty where that file is gone."""
     ledger: Values = dataclasses.field(default_factory=dict)
     """The content of `LEDGER`; empty without one."""
     judges: tuple[str | None, str | None] = (None, None)

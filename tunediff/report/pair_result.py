@@ -126,7 +126,7 @@ class ComparisonResult(Result):
     seeds_drawn: bool
     a_digest: str | None
     """SHA-256 of the code and the configuration of A and of B, frozen before the first run; null:
-    of an earlier version"""
+    code.json is gone"""
     b_digest: str | None
     seeds_without_effect: list[str]
     """runs of one side, or of both, that are equal on different seeds"""
