@@ -77,9 +77,23 @@ def test_captured_training_equals_the_eager_one_with(knobs):
 
 def test_weights_of_a_captured_step_in_bf16_are_cast_together():
     """Forwards and backwards; else each weight is cast by a kernel of its own, and each gradient back."""
+
+    class InFloat32(nn.Module):
+        """A layer of one's own that leaves autocast."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(1, 1)
+
+        def forward(self, x):
+            with torch.autocast("cpu", enabled=False):
+                return self.inner(x.float())
+
     counts = {}
     for together in (True, False):
-        net = nn.Sequential(nn.Conv2d(1, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(144, 8), nn.SiLU(), nn.Linear(8, 1))
+        net = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.SiLU(), nn.Flatten(), nn.Linear(144, 8), nn.SiLU(), nn.Linear(8, 1), InFloat32()
+        )
         net.load_state_dict({name: torch.full_like(one, 0.01) for name, one in net.state_dict().items()})
         if together:
             cast_weights_together(net, torch.bfloat16)

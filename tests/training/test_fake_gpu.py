@@ -20,7 +20,7 @@ from tests.toy.train import INPUTS, TARGETS
 from tests.training.test_capture import EXACT, FEW, fused, told_of
 from tunediff import distributed, sample
 from tunediff.api.train_setup import TrainOptions, prepare
-from tunediff.config import ConfigError
+from tunediff.config import ConfigError, dump
 from tunediff.config.configurations import not_effective
 from tunediff.config.systems import Precision
 from tunediff.core import machine
@@ -150,7 +150,7 @@ def test_train_on_a_gpu_captures_unless_it_is_told_otherwise(tmp_path):
     with mock.patch.object(machine, "gpus", return_value=["0"]):
         assert asked("digits") == "auto"
         assert asked("digits", "compile.capture=none") == "none"
-        (tmp_path / "mine.yaml").write_text("workload: diffusion\ndata: {name: digits}\n")
+        (tmp_path / "mine.yaml").write_text(dump(tiny()))
         assert asked(tmp_path / "mine.yaml") == "none", "a file says how it trains"
     assert asked("digits") == "none", "without a GPU"
 
