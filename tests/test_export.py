@@ -41,7 +41,6 @@ def refused(capsys, *words):
         (["night", "--trial", "t0002"], "night-t0002", tiny(model__blocks=3), 2),
         (["night/t0000"], "night-t0000", tiny(model__blocks=1), 0),
         (["train-digits"], "train-digits", tiny(process__prediction="v"), 7),
-        (["ray_results/train-digits/weights.safetensors"], "train-digits", tiny(process__prediction="v"), 7),
     ],
 )
 def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed):

@@ -154,8 +154,8 @@ def test_a_command_that_runs_a_stored_file_says_which(tmp_path, capsys, imports_
     program = tmp_path / "sent" / inside / "mine.py"
     program.parent.mkdir(parents=True)
     program.write_text("Knobs = None\nfrom pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
-    (tmp_path / "sent" / "weights.safetensors").touch()
-    (tmp_path / "sent" / "config.yaml").write_text(f"workload: {inside}/mine.py\n")
-    assert command.main([str(tmp_path / "sent" / "weights.safetensors")]) == 2
+    (tmp_path / "sent" / "best.safetensors").touch()
+    (tmp_path / "sent" / "best.yaml").write_text(f"workload: {inside}/mine.py\n")
+    assert command.main([str(tmp_path / "sent" / "best.yaml")]) == 2
     assert f"runs {program}\n" in capsys.readouterr().err
     assert program.with_name("ran").exists()

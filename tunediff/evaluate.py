@@ -1,8 +1,7 @@
 """Measure a saved model at full protocol: `python -m tunediff.evaluate RUN`.
 
-RUN is what `tunediff.sample` takes: a training folder, a search (its best trial), NAME/t0003, an
-exported best.yaml, a .safetensors file with its configuration beside it or a checkpoint.pt. Draws
-10,000 images by ancestral sampling unless told otherwise; a model of another workload than
+RUN is what `tunediff.sample` takes: a training folder, a search (its best trial), NAME/t0003 or an
+exported best.yaml. Draws 10,000 images by ancestral sampling unless told otherwise; a model of another workload than
 diffusion is judged as in its training, unless its file has `sample_images` and our sections `data`
 and `evaluation`. Runs alone, or as `torchrun --nproc-per-node N -m tunediff.evaluate …`. Compare
 only numbers of equal images, sampler, reference and extractor.

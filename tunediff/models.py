@@ -6,17 +6,15 @@ configuration itself is inside a checkpoint.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import difflib
 import hashlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Systems, recorded
+from tunediff.config import ConfigError
 from tunediff.core import remote, text
 from tunediff.core import trial_record as record
 
@@ -87,11 +85,9 @@ class Saved:
 def find(what: str, storage: Path = text.STORAGE) -> Saved:
     """Return the model that `what` names, as a path or as a name in `storage`.
 
-    - a training folder: its averaged weights, or while it is unfinished those of its checkpoint;
-      `checkpoint.pt` itself
+    - a training folder: its averaged weights, or while it is unfinished those of its checkpoint
     - a search: its best trial; `NAME/t0003`: that trial
     - an exported `best.yaml` with `best.safetensors` beside it
-    - a `.safetensors` file with a `.yaml` of the same stem or `config.yaml` beside it
 
     Raises `ConfigError` saying what was looked for and which names are near.
     """
@@ -175,8 +171,6 @@ def _of_run(folder: Path) -> Saved:
         config = cfg.from_dict(cfg.nest(trial.config), str(folder / record.JOURNAL))
     elif (folder / CONFIG).is_file():
         config = cfg.load(folder / CONFIG)
-    elif weights.name == record.CHECKPOINT:
-        return _of_checkpoint(weights)
     else:
         raise ConfigError(f"{folder}: no configuration; looked for {record.JOURNAL} and {CONFIG}")
     return Saved(config, weights, "run", _name_of_run(folder), folder)
@@ -188,62 +182,13 @@ def _name_of_run(folder: Path) -> str:
     return f"{search}{folder.name}"
 
 
-def _of_checkpoint(path: Path) -> Saved:
-    content = _from_checkpoint(path, "config")
-    content["workload"] = recorded.trained_by(content["workload"], path.absolute().parent)
-    config = cfg.from_dict(content, str(path))
-    return Saved(config, path, "run", _name_of_run(path.parent), path.parent)
-
-
 def _of_file(path: Path) -> Saved:
-    """Return the model of a checkpoint, or of a configuration with its weights."""
-    config, weights = path, path.with_suffix(".safetensors")
-    if path.suffix == ".pt":
-        return _of_checkpoint(path)
-    if path.suffix == ".safetensors":
-        if path.name == WEIGHTS and (path.parent / record.JOURNAL).is_file():
-            return _of_run(path.parent)
-        candidates = [path.with_suffix(".yaml"), path.with_suffix(".yml"), path.parent / CONFIG]
-        if not (existing := [candidate for candidate in candidates if candidate.is_file()]):
-            names = ", ".join(map(str, candidates))
-            raise ConfigError(f"{path}: weights without a configuration; looked for {names}")
-        config = existing[0]
-    elif path.suffix not in (".yaml", ".yml"):
-        allowed = f".yaml, .safetensors, {record.CHECKPOINT} or a folder"
-        raise ConfigError(f"{path}: no model; allowed: {allowed}")
-    elif not weights.is_file():
+    """Return the model of a configuration with its weights beside it."""
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{path}: no model; allowed: a folder, or .yaml with its weights beside")
+    if not (weights := path.with_suffix(".safetensors")).is_file():
         raise ConfigError(f"{path}: a configuration without weights; looked for {weights}")
-    knobs = cfg.load(config)
-    _check_trained_with(knobs, config, weights)
-    return Saved(knobs, weights, "weights", weights.stem, weights.parent)
-
-
-def _check_trained_with(config: Any, path: Path, weights: Path) -> None:
-    """Refuse weights that were trained with other knobs than those of the configuration in `path`.
-
-    Files and the sections of all workloads may differ: they are of the machine and of the
-    evaluation. Raises `ConfigError`; a file that does not say fits any configuration.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    about: dict[str, str] = {}
-    # Reading the weights refuses what cannot be opened.
-    with contextlib.suppress(SafetensorError, OSError), safe_open(weights, "np") as file:
-        about = file.metadata() or {}
-    if about.get("fingerprint") in (None, cfg.fingerprint(config)):
-        return
-    systems = {field.name for field in dataclasses.fields(Systems)}
-    trained = cfg.differences(json.loads(about["config"]), config)
-    differing = {
-        name: value
-        for name, value in trained.items()
-        if (knob := config.schema.knobs.get(name)) is not None
-        and not knob.file
-        and name.partition(".")[0] not in systems
-    }
-    if differing:
-        trained_with = f"{weights} was trained with {text.knobs(differing)}"
-        raise ConfigError(f"{path}: {trained_with}; export both again")
+    return Saved(cfg.load(path), weights, "weights", weights.stem, weights.parent)
 
 
 def _from_checkpoint(path: Path, key: str) -> dict[str, Any]:

@@ -1,9 +1,8 @@
 """Draw images from a saved model: `python -m tunediff.sample RUN`.
 
-RUN is a training folder, a search (its best trial), NAME/t0003, an exported best.yaml, a
-.safetensors file with its configuration beside it or a checkpoint.pt. Image number i is the same
-whatever the batch size and the number of processes: alone, or as `torchrun --nproc-per-node N -m
-tunediff.sample …`.
+RUN is a training folder, a search (its best trial), NAME/t0003 or an exported best.yaml. Image number
+i is the same whatever the batch size and the number of processes: alone, or as `torchrun
+--nproc-per-node N -m tunediff.sample …`.
 """
 
 from __future__ import annotations
