@@ -1,10 +1,10 @@
 """Measure a saved model at full protocol: `python -m tunediff.evaluate RUN`.
 
 RUN is what `tunediff.sample` takes: a training folder, a search (its best trial), NAME/t0003 or an
-exported best.yaml. Draws 10,000 images by ancestral sampling unless told otherwise; a model of another workload than
-diffusion is judged as in its training, unless its file has `sample_images` and our sections `data`
-and `evaluation`. Runs alone, or as `torchrun --nproc-per-node N -m tunediff.evaluate …`. Compare
-only numbers of equal images, sampler, reference and extractor.
+exported best.yaml. Draws 10,000 images by ancestral sampling unless told otherwise; a model of
+another workload than diffusion is judged as in its training, unless its file has `sample_images`
+and our sections `data` and `evaluation`. Runs alone, or as `torchrun --nproc-per-node N -m
+tunediff.evaluate …`. Compare only numbers of equal images, sampler, reference and extractor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Draw images from a saved model: `python -m tunediff.sample RUN`.
 
-RUN is a training folder, a search (its best trial), NAME/t0003 or an exported best.yaml. Image number
-i is the same whatever the batch size and the number of processes: alone, or as `torchrun
+RUN is a training folder, a search (its best trial), NAME/t0003 or an exported best.yaml. Image
+number i is the same whatever the batch size and the number of processes: alone, or as `torchrun
 --nproc-per-node N -m tunediff.sample …`.
 """
 
