@@ -87,17 +87,17 @@ def test_an_asked_search_is_a_search_with_the_proposals_of_its_seed(study, tmp_p
 
 
 def test_seconds_to_a_target_are_the_objective_of_what_reports_its_metric(study, tmp_path):
-    """Between two reports as `compare` does; who never meets it has failed, which Optuna takes for worse than all."""
+    """By the mean of reports as `compare` does; who never meets it has failed, which Optuna takes for worse than all."""
     with study("objective: {target: error<=1}\n") as one:
         base, missed, faster = (one.ask() for _ in range(3))
-        assert not base.report(3.0, time_s=10)
+        assert not base.report(1.5, time_s=10)
         assert base.report(0.0, time_s=20)
         one.tell(base)
         one.tell(missed, 2.0, time_s=20)
         assert faster.report(0.5, time_s=4)
         one.tell(faster, time_s=4)
         table = one.search.trials()
-        assert table["time_to_target_s"].tolist()[::2] == pytest.approx([10 + 10 * 2 / 3, 4.0])
+        assert table["time_to_target_s"].tolist()[::2] == pytest.approx([10 + 5 * 0.5 / 0.75, 4.0])
         assert table["error"].tolist() == [0.0, 2.0, 0.5]
         assert table["reason"].tolist() == ["", "the target error<=1 was not reached", ""]
         result = one.search.json()

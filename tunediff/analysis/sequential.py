@@ -232,5 +232,6 @@ def _state(
         return "open"
     undecided = any(count.undecided(test.share, max_rounds) for count in counting)
     # A mean that happens to be near 0 says nothing where its interval is not even determined
-    wide = ratios and any(is_wide(one.low, one.high) for one in test.differences)
+    noisy = [one for one in test.differences if not any(one.diverged[:2])]
+    wide = ratios and any(is_wide(one.low, one.high) for one in noisy)
     return "open" if undecided or wide else "hopeless"
