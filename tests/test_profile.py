@@ -19,8 +19,8 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.export import provenance
-from tunediff.profiling import measure, trace
 from tunediff.profiling import run as profiling_run
+from tunediff.profiling import trace
 from tunediff.profiling.measure import Bench
 
 WORDS = [f"{name}={json.dumps(value)}" for name, value in TINY.items()]
@@ -31,8 +31,7 @@ FILES = {"profile.json", "profile.md", "operations.csv", "trace.json.gz"}
 def folder(tmp_path, monkeypatch):
     """A folder of its own; one thread, no matter what the machine has, and no GPU."""
     monkeypatch.chdir(tmp_path)
-    for module, name, replaced in ((measure, "HOST_SHARE", 0.5), (profiling_run, "alone", lambda: CPU)):
-        monkeypatch.setattr(module, name, replaced)
+    monkeypatch.setattr(profiling_run, "alone", lambda: CPU)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield tmp_path
@@ -49,12 +48,12 @@ def quick(monkeypatch, in_this_process):
         "peak_flops_per_s": 1e9, "peak_share": 0.1, "steps": 3, "batch_size": 16,
     }  # fmt: skip
     traced = {
-        "operations": trace.operations([], 4), "traced_steps": 4,
+        "operations": [], "traced_steps": 4, "convolution_share": 0.0,
         "memory": {"static": {"parameters": 1.0}, "peak": None},
     }  # fmt: skip
-    loaded = {"samples_per_s": 310.0, "samples": 100, "seconds": 0.3}
-    for owner, name, found in ((Bench, "speed", made), (trace, "trace", traced), (Bench, "loader_alone", loaded)):
+    for owner, name, found in ((Bench, "speed", made), (trace, "trace", traced)):
         monkeypatch.setattr(owner, name, lambda *_, found=found, **__: dict(found))
+    monkeypatch.setattr(Bench, "loader_rate", lambda bench, config: None if config.loader.resident else 310.0)
     return made
 
 
@@ -72,22 +71,24 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch, in_this_process):
     assert step["steps"] == 3
     assert sum(step["parts_s"].values()) == pytest.approx(step["step_s"], rel=0.05)
     assert step["samples_per_s"] == pytest.approx(16 / step["step_s"])
+    assert found["loader_samples_per_s"] > 0
+    assert len(found["operations"]) == 10
+    assert isinstance(found["advice"], list)
     assert found["config"] == cfg.flat(tiny(data__max_images=32))
     assert found["environment"] == environment.describe()
     assert found["command"].startswith("python -m tunediff.profile --config digits --steps 3")
     assert found["samples"] == {"name": "digits", "count": 32, "mib": 32 * 64 / 2**20}
-    assert isinstance(found["advice"], list)
 
     with gzip.open("here/trace.json.gz") as file:
         assert json.load(file)["traceEvents"]
     for title in (
-        "profile", "where the step goes", "the ten longest operations", "the loader", "memory",
-        "what to try next",
+        "profile", "where the step goes", "the ten longest operations", "memory", "what to try next",
     ):  # fmt: skip
         assert f"\n{title}:\n" in f"\n{out}"
+    assert "alone, the loader gives" in out
     assert "report: here/profile.md\n" in out
     assert out.splitlines()[-1] == "trace: here/trace.json.gz (open it at ui.perfetto.dev)"
-    assert re.search(r"^\[ *(\d+m)?\d+s\] trace of 2 steps$", err, re.M)
+    assert re.search(r"^\[ *(\d+m)?\d+s\] the loader alone, and a trace of 2 steps$", err, re.M)
 
 
 def test_profile_of_an_export(tmp_path, capsys, quick):
@@ -100,13 +101,13 @@ def test_profile_of_an_export(tmp_path, capsys, quick):
     found = json.loads((tmp_path / "ray_results" / "profile-best" / "profile.json").read_text())
     assert found["name"] == "best"
     assert found["config"] == cfg.flat(tiny(loader__resident=True))
-    assert found["loader_alone"] is None
-    assert "the loader plays no part" in out
+    assert found["loader_samples_per_s"] is None
+    assert "the loader" not in out
 
 
 def test_options_of_a_profile(capsys, quick):
     """A name that is taken gets a number, one worker of several is measured, JSON is the file."""
-    words = ["--config", "digits", "optimizer.implementation=foreach", "parallel.workers=4"]
+    words = ["--config", "digits", "parallel.workers=4"]
     for name in ("profile-digits", "profile-digits-2"):
         assert profile.main(words) == 0
         assert f"report: ray_results/{name}/profile.md" in (out := capsys.readouterr().out)
@@ -116,6 +117,7 @@ def test_options_of_a_profile(capsys, quick):
     found = json.loads(capsys.readouterr().out)
     assert found == json.loads(Path("empty/profile.json").read_text())
     assert (found["config"]["parallel.workers"], found["config"]["loader.batch_size"]) == (1, 32)
+    assert found["loader_samples_per_s"] == 310.0
 
 
 # ------------------------------------------------------------------------------------------------------------- failures

@@ -1,6 +1,7 @@
 """Short trainings, timed, and what is known of the machine."""
 
 import contextlib
+import types
 from pathlib import Path
 
 import pytest
@@ -62,33 +63,30 @@ def test_speed(bench, tmp_path):
     assert not list(tmp_path.iterdir()), "the trainings leave nothing behind"
 
 
-def test_loader_alone(bench):
-    config = tiny(loader__workers=1)
-    alone = bench.loader_alone(config, 0.2)
-    assert alone["samples"] >= 3 * 16
-    assert alone["seconds"] >= 0.2
-    assert alone["samples_per_s"] == pytest.approx(alone["samples"] / alone["seconds"])
-
-
 def test_the_loader_is_credited_with_the_images_it_gave(bench, monkeypatch):
     """With accumulation a batch comes in parts."""
-    given, batches = [], bench.batches
+    given, build = [], measure.loader.build
 
     @contextlib.contextmanager
-    def counted(config):
-        with batches(config) as found:
-            yield (given.append(len(x)) or x for x in found)
+    def counted(*words):
+        with build(*words) as feed:
+            yield types.SimpleNamespace(fetch=feed.fetch, move=lambda batch: given.append(len(feed.move(batch))))
 
-    monkeypatch.setattr(bench, "batches", counted)
-    alone = bench.loader_alone(tiny(loader__accumulation=2), 0.0)
-    assert alone["samples"] == sum(given[1:]), "the first one is not timed"
+    monkeypatch.setattr(measure, "time", types.SimpleNamespace(monotonic=iter([0.0, 9.0, 10.0]).__next__))
+    monkeypatch.setattr(measure.loader, "build", counted)
+    rate = bench.loader_rate(tiny(loader__workers=1, loader__accumulation=2))
+    assert given == [8] * len(given)
+    # What its process had prepared before the clock started does not count
+    assert rate == pytest.approx(sum(given[-3:]) / 10.0)
+    assert bench.loader_rate(tiny(loader__resident=True)) is None
 
 
-def test_loader_and_model_count_alike_what_an_item_counts_as(tmp_path):
+def test_the_loader_counts_what_an_item_counts_as(tmp_path, monkeypatch):
     text = Path(plain.__file__).read_text().replace("trial.batches((X, Y))", "trial.batches((X, Y), samples_each=1024)")
     (tmp_path / "mine.py").write_text(text)
     config = cfg.baseline(str(tmp_path / "mine.py"))
-    assert measure.Bench(config, CPU).loader_alone(config, 0.0)["samples"] == 3 * 16 * 1024
+    monkeypatch.setattr(measure, "time", types.SimpleNamespace(monotonic=iter([0.0, 9.0, 10.0]).__next__))
+    assert measure.Bench(config, CPU).loader_rate(config) == pytest.approx(3 * 16 * 1024 / 10.0)
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import types
 from unittest import mock
 
 import pytest
@@ -31,12 +32,11 @@ def test_trace(bench, tmp_path, monkeypatch):
     assert set(PHASES) <= names
     assert sum(event["name"] == "backward" for event in events) == 2 * trace.TRACED, "two passes in each step"
 
-    longest = found["operations"]["longest"]
+    longest = found["operations"]
     assert 0 < len(longest) <= 10
     assert not {row["operation"] for row in longest} & {*PHASES, "ProfilerStep*"}
-    seconds = [row["self_s_per_step"] for row in longest]
+    seconds = [row["self_s"] for row in longest]
     assert seconds == sorted(seconds, reverse=True)
-    assert 0 < found["operations"]["convolution_share"] < 1
     assert "device_busy_share" not in found, "only a GPU is busy by itself"
 
     memory = found["memory"]
@@ -44,36 +44,38 @@ def test_trace(bench, tmp_path, monkeypatch):
     assert memory["peak"]["forward_mib"] > 0
 
 
-def row(name, calls, seconds, kernel=False):
-    return trace.ProfilerRow(name, calls, seconds, 2 * seconds, kernel)
+def row(name, calls, seconds, kernel=False, annotation=False):
+    return types.SimpleNamespace(
+        key=name, count=calls, self_cpu_time_total=seconds * 1e6, cpu_time_total=seconds * 2e6, self_device_time_total=seconds * 3e6,
+        device_time_total=seconds * 4e6, device_type="DeviceType.CUDA" if kernel else "DeviceType.CPU", is_user_annotation=annotation,
+    )  # fmt: skip
 
 
 def test_the_longest_operations():
-    rows = [row(f"aten::op{i}", 4, 0.1) for i in range(20)]
+    rows = [row("forward", 4, 9.0, annotation=True), *(row(f"aten::op{i}", 4, 0.1) for i in range(20))]
     rows += [row("aten::mkldnn_convolution", 8, 2.0), row("nothing", 1, 0.0)]
-    found = trace.operations(rows, steps=4)
-    assert found["kind"] == "operations"
-    assert len(found["longest"]) == 10
-    assert found["longest"][0] == {
-        "operation": "aten::mkldnn_convolution", "calls_per_step": 2.0, "self_s_per_step": 0.5,
-        "total_s_per_step": 1.0, "share": 0.5,
-    }  # fmt: skip
-    assert found["convolution_share"] == 0.5
-    assert found["self_s_per_step"] == 1.0
+    found = trace.operations(rows, cuda=False)
+    assert found[0] == {
+        "operation": "aten::mkldnn_convolution",
+        "calls": 8,
+        "self_s": 2.0,
+        "total_s": 4.0,
+        "share": 0.5,
+    }
+    assert len(found) == 21
+    assert (found[-1]["self_s"], found[-1]["share"]) == (pytest.approx(0.1), pytest.approx(0.025))
 
 
 def test_kernels_are_listed_where_operations_do_not_account_for_them():
     kernels = [row("gemm", 4, 1.0, True), row("copy", 4, 3.0, True)]
-    launched = [row("aten::mm", 4, 1.0), row("aten::copy_", 4, 3.0)]
-    assert trace.operations(kernels + launched, 4)["kind"] == "operations"
+    names = lambda rows: [one["operation"] for one in trace.operations(rows, cuda=True)]  # noqa: E731
     partly = [row("aten::mm", 4, 1.0), row("aten::copy_", 4, 2.0)]  # some launch without an operation of their own
-    assert trace.operations(kernels + partly, 4)["kind"] == "operations"
-    graphs = trace.operations([*kernels, row("aten::mm", 4, 0.5)], 4)
-    assert (graphs["kind"], [one["operation"] for one in graphs["longest"]]) == ("kernels", ["copy", "gemm"])
-    assert graphs["longest"][0]["share"] == 0.75
-    assert trace.operations([], 4) == {
-        "kind": "operations", "longest": [], "convolution_share": 0, "self_s_per_step": 0.0,
+    assert names(kernels + partly) == ["aten::copy_", "aten::mm"]
+    assert names([*kernels, row("aten::mm", 4, 0.5)]) == ["copy", "gemm"]
+    assert trace.operations(kernels, cuda=True)[0] == {
+        "operation": "copy", "calls": 4, "self_s": 9.0, "total_s": 12.0, "share": 0.75,
     }  # fmt: skip
+    assert trace.operations([], cuda=True) == []
 
 
 def phase(name, begin, end):
@@ -117,19 +119,28 @@ def test_a_trace_without_allocations():
     assert trace.memory_peak([], PHASES, 1.0, cuda=False) is None
 
 
-def test_what_stays_in_memory(bench, monkeypatch):
+@pytest.fixture
+def untraced(monkeypatch, tmp_path):
+    """Trace one step without a profiler's events."""
+    monkeypatch.setattr(trace, "TRACED", 1)
+    monkeypatch.setattr(trace, "_profiler", lambda *_, **__: mock.MagicMock())
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wt") as file:
+        json.dump({"traceEvents": []}, file)
+    return lambda bench, config: trace.trace(bench, config, path, 0.1)
+
+
+def test_what_stays_in_memory(bench, untraced, monkeypatch):
     config = tiny()
     weights = sum(p.numel() for p in network(config.knobs).parameters()) * 4 / MIB
-    pixels = data.load(config.data).pixels.nbytes / MIB
-    bench.train(config, 2)
-    found = trace.static_mib(config, bench)
+    found = untraced(bench, config)["memory"]["static"]
     assert found["optimizer"] == pytest.approx(2 * weights, rel=0.01)
     assert found["parameters"] == pytest.approx(found["ema"], rel=0.01)
     assert found["parameters"] >= weights
-    assert found["samples"] == pixels
+    assert found["samples"] == data.load(config.data).pixels.nbytes / MIB
     monkeypatch.setattr(bench, "cuda", True)
-    assert trace.static_mib(config, bench)["samples"] == 0.0
-    assert trace.static_mib(tiny(loader__resident=True), bench)["samples"] > 0.0
+    assert untraced(bench, config)["memory"]["static"]["samples"] == 0.0
+    assert untraced(bench, tiny(loader__resident=True))["memory"]["static"]["samples"] > 0.0
 
 
 def test_what_stays_in_memory_is_what_a_training_keeps():
@@ -140,7 +151,6 @@ def test_what_stays_in_memory_is_what_a_training_keeps():
         with mock.patch.object(cfg.of(config).code, "train", plain((INPUTS, TARGETS))):
             bench.train(config, 2)
     assert bench.state_mib.keys() == {"parameters", "optimizer"}
-    assert trace.static_mib(config, bench).keys() == {"parameters", "optimizer", "samples"}
 
 
 @pytest.mark.gpu

@@ -67,15 +67,6 @@ def test_a_trial_that_lost_its_node_is_no_failure(night, capsys):
     assert "t0003 has lost its node and will go on from its checkpoint" in capsys.readouterr().out
 
 
-def test_what_binds_the_step_of_the_baseline_is_said_when_it_has_ended(night, capsys):
-    folder, space = night
-    Journal(folder / "trials" / "t0000").write("bound", sentence="the step is bound by the host")
-    lines = console.Console(folder, space)
-    for name in ("t0001", "t0000"):
-        lines.listen("end", name, {})
-    assert capsys.readouterr().out.count("t0000 the step is bound by the host\n") == 1
-
-
 def test_a_skipped_trial_is_announced_once(night, capsys):
     folder, space = night
     lines = console.Console(folder, space)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tunediff import config as cfg
 from tunediff.api.profile_run import ProfileRequest
 from tunediff.config import code
 from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.progress import EventLines
 from tunediff.profiling import run
-from tunediff.profiling.result import Profile
 from tunediff.training.run_trial import end_of
 
 
-def measure(request: ProfileRequest, lines: EventLines) -> Profile:
+def measure(request: ProfileRequest, lines: EventLines) -> dict[str, Any]:
     """Measure everything. Raises `TunediffError` for no memory and for errors of a user's file."""
     config = request.config
     try:

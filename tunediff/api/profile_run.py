@@ -23,8 +23,7 @@ from tunediff.core.files import numbered
 from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, writing
-from tunediff.profiling import files, tables
-from tunediff.profiling.result import Profile
+from tunediff.profiling import tables
 from tunediff.tuning import foreground
 
 PROCESS = "tunediff.api.profile_process"
@@ -55,7 +54,7 @@ class ProfileResult:
     """A finished profile: what was measured, and the files that say so."""
 
     folder: Path
-    profile: Profile
+    profile: Mapping[str, Any]
     files: Mapping[str, Path]
     """Paths by what they are: `report`, `numbers`, `operations`."""
 
@@ -65,8 +64,8 @@ class ProfileResult:
         return numbers
 
     def text(self) -> str:
-        """Return the tables and the advice as text."""
-        return "\n\n".join(section.text() for section in tables.sections(self.profile))
+        """Return the tables as text."""
+        return tables.report(self.profile)
 
     def __repr__(self) -> str:
         return f"ProfileResult({str(self.folder)!r})"
@@ -105,19 +104,15 @@ def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResu
     folder = _folder(options)
     request = ProfileRequest(config, folder, options.config.stem, command, workers, options.steps)
     try:
-        profile: Profile = foreground.call(
+        profile: dict[str, Any] = foreground.call(
             f"{PROCESS}:measure", request, config.schema.workload, lines
         )
         profile["wall_s"] = time.monotonic() - lines.begun
-        return _written(profile, folder)
+        result = ProfileResult(folder, profile, tables.write_all(profile, folder))
+        remote.push_or_warn(folder)
+        return result
     finally:
         _tidy(folder)
-
-
-def _written(profile: Profile, folder: Path) -> ProfileResult:
-    result = ProfileResult(folder, profile, files.write_all(profile, folder))
-    remote.push_or_warn(folder)
-    return result
 
 
 def _one_worker(config: Systems) -> tuple[Systems, int]:

@@ -13,7 +13,6 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `loaded`: the fingerprint, once the modules have been loaded that a file imports by name.
 - `point`: one evaluation.
 - `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
-- `bound`: of a search's baseline on a GPU, what binds its step.
 - `checkpoint`, `clock`: of a command, what it left, and which seconds counted (`CommandClock`), with
   the unit of its values.
 - `final`: one more evaluation of the finished model, by the full protocol.
@@ -56,8 +55,6 @@ ROLES: tuple[Role, ...] = get_args(Role)
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
 CAPTURED, REFUSED = "captured", "refused: "
 """A point's `capture`; where its step was not captured, the reason follows the second."""
-BOUND_EVENT = "bound"
-"""Event of a journal: in one sentence what binds the step of a search's baseline, on a GPU."""
 LINE_KEYS = ("event", "time")
 """Keys that every line of a journal has."""
 RESERVED = Point.__dataclass_fields__.keys() | {*LINE_KEYS, "trial", TIME_TO_TARGET}

@@ -148,8 +148,7 @@ def capturing(storage: Path) -> Finding:
     numbers = answer("captured", within_s=180)
     if numbers["capture"] != CAPTURED:
         return Finding("wrong", numbers["capture"], "compile.capture = none only", numbers)
-    found = f"a small step is captured, and its replays learn the same; eagerly, {numbers['bound']}"
-    return Finding("ok", found, "", numbers)
+    return Finding("ok", "a small step is captured, and its replays learn the same")
 
 
 def ray(storage: Path) -> Finding:

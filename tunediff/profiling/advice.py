@@ -2,39 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+import dataclasses
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import Systems, Values
+from tunediff.config import ConfigError, Systems, Values
 from tunediff.config.systems import CUDA_GRAPHS
 from tunediff.core.text import number
-from tunediff.profiling.binding import possible
-from tunediff.profiling.result import Advice, Profile, held_mib
 from tunediff.profiling.tables import milliseconds, percent
 
+Profile = Mapping[str, Any]
 LARGE = 0.1
 """Share of the step from which a rule speaks; for waiting and copying half of it."""
 
 
-def advise(profile: Profile, config: Systems, unread: Collection[str] = ()) -> list[Advice]:
-    """Return what to try next; empty when nothing stands out.
+@dataclasses.dataclass
+class Advice:
+    """Knobs to be set together, and why."""
+
+    change: Values
+    reason: str
+
+
+def advise(profile: Profile, config: Systems, unread: Collection[str] = ()) -> list[Values]:
+    """Return what to try next, `change` and `reason`; empty when nothing stands out.
 
     `profile`: a profile of `config`; `unread`: knobs that the workload does not follow. Nothing is
     advised that is on, is not allowed, or changes nothing on the device.
     """
-
-    def allowed(change: Values) -> bool:
-        return possible(change, config, profile["device"]["type"], unread)
-
     found = [advice for rule in RULES for advice in rule(profile, config)]
-    return [advice for advice in found if allowed(advice.change)]
+    device = profile["device"]["type"]
+    return [
+        dataclasses.asdict(advice)
+        for advice in found
+        if _possible(advice.change, config, device, unread)
+    ]
+
+
+def _possible(change: Values, config: Systems, device: str, unread: Collection[str]) -> bool:
+    """Return whether a configuration allows a change, which acts on the device and is none yet."""
+    try:
+        changed = cfg.override(config, change)
+    except ConfigError:  # not allowed, or no knob of this configuration
+        return False
+    idle = {*unread, *cfg.not_effective(changed, device)}
+    return bool(cfg.differences(changed, config)) and not idle & change.keys()
 
 
 def share(profile: Profile, *parts: str) -> float:
     """Return the share of the step that these parts take."""
-    times = profile["step"]["parts_s"]
-    return sum(times.get(part, 0.0) for part in parts) / profile["step"]["step_s"]
+    times: Mapping[str, float] = profile["step"]["parts_s"]
+    return sum(times.get(part, 0.0) for part in parts) / float(profile["step"]["step_s"])
 
 
 def _in_words(profile: Profile, *parts: str) -> str:
@@ -49,7 +68,7 @@ def _get(config: Systems, knob: str) -> Any:
 
 
 def _cuda(profile: Profile) -> bool:
-    return profile["device"]["type"] == "cuda"
+    return bool(profile["device"]["type"] == "cuda")
 
 
 # ---- rules
@@ -112,7 +131,7 @@ def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
     if "peak_share" in profile["step"]:
         reason += f" at {percent(profile['step']['peak_share'])} of the fastest product"
     # Convolutions in TF32 are as fast as that already.
-    in_tf32 = profile["operations"]["convolution_share"] if precision.conv_tf32 else 0.0
+    in_tf32 = profile["convolution_share"] if precision.conv_tf32 else 0.0
     now = 1 + in_tf32 * (gains.get("tf32", 1.0) - 1)
 
     def faster(name: str, change: Values) -> Iterator[Advice]:
@@ -130,7 +149,7 @@ def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 def convolutions(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on a step of mostly convolutions: memory format and choice of algorithm decide."""
-    taken = profile["operations"]["convolution_share"] * share(profile, "forward", "backward")
+    taken = profile["convolution_share"] * share(profile, "forward", "backward")
     if taken < 0.3:
         return
     reason = f"convolutions are about {percent(taken)} of the step"
@@ -157,7 +176,9 @@ def launch_bound(profile: Profile, config: Systems) -> Iterator[Advice]:
 
 def memory(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on too little memory, or on memory that is saved without need."""
-    used = held_mib(profile["step"]) / profile["device"]["memory_limit_mib"]
+    step = profile["step"]
+    held_mib = step.get("peak_reserved_mib", step["peak_memory_mib"])
+    used = held_mib / profile["device"]["memory_limit_mib"]
     levels, passes = _get(config, "model.checkpoint_levels") or [], config.loader.accumulation
     reason = f"training takes {percent(used)} of the memory it may have"
     if used > 0.85 and 0 not in levels:

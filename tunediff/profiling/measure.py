@@ -6,12 +6,11 @@ All numbers are of one process on one device, and none is taken under a profiler
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import psutil
 import torch
@@ -24,7 +23,6 @@ from tunediff.core.clock import Budget
 from tunediff.core.point import Point
 from tunediff.data import items, loader
 from tunediff.distributed import World
-from tunediff.profiling.result import Device, Samples, StepTimes
 from tunediff.training import hardware
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
@@ -118,11 +116,12 @@ class Bench:
         with contextlib.suppress(_SourceFound):
             run(Engine(config, Budget(samples=1), world, observer, self._found, evaluates=False))
         source = self._found.source
-        self.samples: Samples = {
+        self.samples: dict[str, Any] = {
             "name": str(observer.facts.get("data", "")),
             "count": 0 if source is None else loader.length(source) or 0,
             "mib": sum(column.nbytes for column in items.columns(source)) / 2**20,
         }
+        """Name, number and MiB of the data set; 0 where the workload has its own loader."""
         self.state_mib: dict[str, float] = {}
         """What the last training kept at its end, by name: it stays from one step to the next."""
         self.unread: tuple[str, ...] = ()
@@ -149,16 +148,7 @@ class Bench:
             if config.compile.active:  # else the next ones reach the limit of recompilations
                 torch.compiler.reset()
 
-    @contextlib.contextmanager
-    def batches(self, config: Systems) -> Iterator[Iterator[Any]]:
-        """Yield the batches that a training would get, on the device."""
-        section, found, count = config.loader, self._found, self.samples["count"] or 1
-        order = loader.Order(count, section.batch_size, section.accumulation, 0, 1, config.seed)
-        source, device = cast(loader.Source, found.source), self.world.device
-        with loader.build(source, section, order, device, 0, found.prepare, found.collate) as feed:
-            yield (feed.move(feed.fetch()) for _ in itertools.count())
-
-    def speed(self, config: Systems, steps: int, segments: int = SEGMENTS) -> StepTimes:
+    def speed(self, config: Systems, steps: int, segments: int = SEGMENTS) -> dict[str, Any]:
         """Measure rates, step seconds by part, and peak memory over `steps` steps after a warm-up.
 
         The warm-up is as long as each of the `segments`. Raises what the training raises.
@@ -167,29 +157,44 @@ class Bench:
         points = self.train(config, segment_steps * parts, parts)
         return summary(points, config.loader.batch_size, segment_steps * segments)
 
-    def loader_alone(self, config: Systems, seconds: float = 3.0) -> dict[str, float] | None:
+    def loader_rate(self, config: Systems, seconds: float = 3.0) -> float | None:
         """Measure samples per second of the loader, with its batches brought to the device and no
-        model beside it; None if the workload has its own loader."""
-        if self._found.source is None:
+        model beside it; None if they lie there already, or the workload has its own loader."""
+        found, section, device = self._found, config.loader, self.world.device
+        if found.source is None or section.resident:
             return None
-        count, section = 0, config.loader
-        with self.batches(config) as batches:
+        order = loader.Order(
+            self.samples["count"] or 1,
+            section.batch_size,
+            section.accumulation,
+            0,
+            1,
+            config.seed,
+        )
+        batches = loader.build(
+            found.source, section, order, device, 0, found.prepare, found.collate
+        )
+        count = 0
+        with batches as feed:
             # Batches that loader processes have prepared are consumed before the clock starts.
             for _ in range(1 + section.workers * section.prefetch_factor):
-                next(batches)
+                feed.move(feed.fetch())
             self.world.synchronize()
             begin = time.monotonic()
             while count < 3 or time.monotonic() - begin < seconds:
-                next(batches)
+                feed.move(feed.fetch())
                 count += 1
             self.world.synchronize()
-            spent = time.monotonic() - begin
-        samples = count * section.batch_size // section.accumulation * self._found.samples_each
-        return {"samples_per_s": samples / spent, "samples": samples, "seconds": spent}
+            spent_s = time.monotonic() - begin
+        samples = count * section.batch_size // section.accumulation * found.samples_each
+        return samples / spent_s
 
 
-def summary(points: Sequence[Point], batch_size: int, steps: int) -> StepTimes:
-    """Return the means over the points after the warm-up, the first; all have equal steps."""
+def summary(points: Sequence[Point], batch_size: int, steps: int) -> dict[str, Any]:
+    """Return the means over the points after the warm-up, the first; all have equal steps.
+
+    The keys are those of `Speed` in `schemas/profile-output.json`.
+    """
     points, last = points[1:], points[-1]
     samples_per_step = last.samples / last.steps  # the workload's own loader may ignore batch_size
     step_s = statistics.fmean(point["step_s"] for point in points)
@@ -212,11 +217,11 @@ def summary(points: Sequence[Point], batch_size: int, steps: int) -> StepTimes:
     if last.flops_per_sample is not None:
         flops_per_s = samples_per_step / step_s * last["flops_per_sample"]
         times["peak_share"] = flops_per_s / last["peak_flops_per_s"]
-    return cast("StepTimes", times)
+    return times
 
 
 # ---- the machine
-def device(world: World) -> Device:
+def device(world: World) -> dict[str, Any]:
     """Return the device, what it can do, and how much memory a training may take."""
     host, limit = psutil.virtual_memory(), 0.0
     if world.device.type == "cuda":

@@ -1,14 +1,16 @@
-"""A profile in words: sections of sentences and tables, for a terminal and as Markdown."""
+"""A profile in words, and its files: the report, all numbers, the longest operations."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+from tunediff.core import text
+from tunediff.core.files import write_csv
 from tunediff.core.point import one_of
-from tunediff.core.text import knobs, number, seconds, table
-from tunediff.profiling import binding
-from tunediff.profiling.result import Owner, Profile, held_mib
+from tunediff.core.text import number, seconds
 
 PARTS = {
     "data_wait": "waiting for {unit}",
@@ -17,8 +19,10 @@ PARTS = {
 }
 """Labels of parts of the step whose names say too little."""
 STATIC = {"parameters": "weights", "optimizer": "optimizer state", "samples": "{unit}"}
-OWNERS: dict[Owner, str] = {
-    "static_mib": "what stays: weights, optimizer, …",
+COLUMNS = ("operation", "calls", "self_s", "total_s", "share")
+"""Of an operation, in all profiled steps; `self_s`: without the operations that it calls, on a GPU
+the device's; `share`: of the self seconds of all operations."""
+OWNERS = {
     "batch_mib": "batch",
     "forward_mib": "activations (from forward)",
     "backward_mib": "gradients (from backward)",
@@ -49,55 +53,32 @@ def rate(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else number(float(value))
 
 
-def part(profile: Profile, name: str) -> str:
-    """Return the label of a part of the step."""
-    return PARTS.get(name, profile["names"].get(name, name)).format(unit=profile["unit"])
-
-
 # ---- sections
-@dataclasses.dataclass(frozen=True)
-class ProfileSection:
-    """A part of the report: sentences, then a table with words in its first column."""
-
-    title: str
-    sentences: Sequence[str] = ()
-    rows: Sequence[tuple[str, ...]] = ()  # the first one is the header
-
-    def text(self) -> str:
-        """Return the section for a terminal."""
-        lines = [*self.sentences, *(table(self.rows) if len(self.rows) > 1 else [])]
-        return "\n".join([f"{self.title}:", *(f"  {line}" for line in lines)])
-
-    def markdown(self) -> str:
-        """Return the section as Markdown."""
-        lines = [f"## {self.title}\n", *(f"{sentence}\n" for sentence in self.sentences)]
-        if len(self.rows) > 1:
-            head, *rows = self.rows
-            for row in (head, ("---", *["---:"] * (len(head) - 1)), *rows):
-                cells = [cell.replace("|", r"\|") for cell in row]
-                lines.append(f"| {' | '.join(cells)} |")
-            lines.append("")
-        return "\n".join(lines)
+def report(profile: Mapping[str, Any]) -> str:
+    """Return all sections of the report as text, in reading order."""
+    sections: dict[str, Sequence[str]] = {
+        "profile": _summary(profile),
+        "where the step goes": _step(profile),
+        "the ten longest operations": _operations(profile),
+        "memory": _memory(profile),
+        "what to try next": [
+            f"{rank}. {text.knobs(advice['change'])}: {advice['reason']}"
+            for rank, advice in enumerate(profile["advice"], 1)
+        ]
+        or ["nothing stands out"],
+    }
+    return "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {line}" for line in lines)])
+        for title, lines in sections.items()
+    )
 
 
-def sections(profile: Profile) -> list[ProfileSection]:
-    """Return all sections of the report, in reading order."""
-    return [
-        _summary(profile),
-        _step(profile),
-        _operations(profile),
-        ProfileSection("the loader", [feeding(profile)]),
-        _memory(profile),
-        _advice(profile),
-    ]
-
-
-def _summary(profile: Profile) -> ProfileSection:
+def _summary(profile: Mapping[str, Any]) -> list[str]:
     step, device, first = profile["step"], profile["device"], profile["first"]
     unit, sd = profile["unit"], step["samples_per_s_sd"]
-    threads = "1 thread" if device["threads"] == 1 else f"{device['threads']} threads"
     lines = [
-        f"{device['name']}, {threads}; batch {step['batch_size']}, {step['steps']} steps measured",
+        f"{device['name']}, {text.pluralize(device['threads'], 'thread')}; batch"
+        f" {step['batch_size']}, {step['steps']} steps measured",
         f"{rate(step['samples_per_s'])}{'' if sd is None else f' ± {rate(sd)}'} {unit}/s,"
         f" {milliseconds(step['step_s'])} per step;"
         f" the first step of the process took {milliseconds(first['first_step_s'])}",
@@ -108,7 +89,8 @@ def _summary(profile: Profile) -> ProfileSection:
             f" {percent(step['peak_share'])} of {number(step['peak_flops_per_s'] / 1e12)} TFLOP/s,"
             " the fastest matrix product measured here"
         )
-    lines.append(binding.of_profile(profile))
+    if (loader := profile["loader_samples_per_s"]) is not None:
+        lines.append(f"alone, the loader gives {rate(loader)} {unit}/s")
     if first["compile_s"]:
         taken = seconds(first["compile_s"])
         lines.append(f"compiling took {taken}, less where a cache had it already")
@@ -121,68 +103,82 @@ def _summary(profile: Profile) -> ProfileSection:
         )
     if step["disturbed"]:
         lines.append("others used the machine meanwhile: measure again when it is quiet")
-    return ProfileSection("profile", lines)
+    return lines
 
 
-def _step(profile: Profile) -> ProfileSection:
+def _label(profile: Mapping[str, Any], part: str) -> str:
+    """Return the label of a part of the step."""
+    label: str = PARTS.get(part, profile["names"].get(part, part))
+    return label.format(unit=profile["unit"])
+
+
+def _step(profile: Mapping[str, Any]) -> list[str]:
     step_s, parts = profile["step"]["step_s"], profile["step"]["parts_s"]
     rows = [("part", "time", "share")]
     for name, spent in sorted(parts.items(), key=lambda part: -part[1]):
-        rows.append((part(profile, name), milliseconds(spent), percent(spent / step_s)))
-    return ProfileSection("where the step goes", [], rows)
+        rows.append((_label(profile, name), milliseconds(spent), percent(spent / step_s)))
+    return text.table(rows)
 
 
-def _operations(profile: Profile) -> ProfileSection:
-    device = "GPU" if profile["device"]["type"] == "cuda" else "CPU"
+def _operations(profile: Mapping[str, Any]) -> list[str]:
+    device, steps = profile["device"]["type"].upper(), profile["traced_steps"]
     rows = [("operation", "calls per step", "per step", "share")]
-    for row in profile["operations"]["longest"]:
-        name, calls = row["operation"], number(row["calls_per_step"])
-        name = name if len(name) <= 60 else f"{name[:59]}…"
-        rows.append((name, calls, milliseconds(row["self_s_per_step"]), percent(row["share"])))
+    for row in profile["operations"]:
+        name, calls = text.truncate(row["operation"], 60), number(row["calls"] / steps)
+        rows.append((name, calls, milliseconds(row["self_s"] / steps), percent(row["share"])))
     sentence = f"{device} self time, under the profiler, which slows small ones down"
-    return ProfileSection(f"the ten longest {profile['operations']['kind']}", [sentence], rows)
+    return [sentence, *text.table(rows)]
 
 
-def feeding(profile: Profile) -> str:
-    """Return a sentence on the rate of the loader alone."""
-    loader, unit = profile["loader_alone"], profile["unit"]
-    if profile["config"]["loader.resident"]:
-        return f"loader.resident is on: the {unit} lie on the device, and the loader plays no part"
-    if loader is None:
-        return "not measured: the workload has its own loader"
-    alone, both = loader["samples_per_s"], profile["step"]["samples_per_s"]
-    return f"alone, the loader gives {rate(alone)} {unit}/s; the training takes {rate(both)}"
-
-
-def _memory(profile: Profile) -> ProfileSection:
+def _memory(profile: Mapping[str, Any]) -> list[str]:
     step, static, peak = profile["step"], profile["memory"]["static"], profile["memory"]["peak"]
     unit = profile["unit"]
-    if profile["device"]["type"] == "cuda":
+    if "peak_reserved_mib" in step:
         lines = [
             f"peak {mebibytes(step['peak_memory_mib'])} (allocated on the GPU)",
-            f"reserved {mebibytes(held_mib(step))}, host {mebibytes(step['peak_host_memory_mib'])}",
+            f"reserved {mebibytes(step['peak_reserved_mib'])},"
+            f" host {mebibytes(step['peak_host_memory_mib'])}",
         ]
     else:
         scope = f"resident set of the process, libraries and {unit} included"
         lines = [f"peak {mebibytes(step['peak_memory_mib'])} ({scope})"]
-    sizes = [
-        (STATIC.get(name, name).format(unit=unit), size)
+    sizes = {
+        STATIC.get(name, name).format(unit=unit): size
         for name, size in static.items()
         if size >= 0.05
-    ]
+    }
     if peak is not None:
-        during = f"tensors at their peak, during {part(profile, peak['phase'])}"
+        during = f"tensors at their peak, during {_label(profile, peak['phase'])}"
         lines.append(f"{during}: {mebibytes(peak['total_mib'])}")
         if (before := peak["static_mib"] - sum(static.values())) > 0.5:
-            sizes.append(("other, from before the step", before))
-        sizes += [(words, peak[name]) for name, words in OWNERS.items() if name != "static_mib"]
-    rows = [("tensors", "size"), *((name, mebibytes(size)) for name, size in sizes)]
-    return ProfileSection("memory", lines, rows)
+            sizes["other, from before the step"] = before
+        sizes |= {words: peak[name] for name, words in OWNERS.items()}
+    rows = [("tensors", "size"), *((name, mebibytes(size)) for name, size in sizes.items())]
+    return [*lines, *text.table(rows)]
 
 
-def _advice(profile: Profile) -> ProfileSection:
-    lines = [
-        f"{rank}. {knobs(advice.change)}: {advice.reason}"
-        for rank, advice in enumerate(profile["advice"], 1)
-    ]
-    return ProfileSection("what to try next", lines or ["nothing stands out"])
+# ---- files
+def write_all(profile: Mapping[str, Any], folder: Path) -> dict[str, Path]:
+    """Write the profile into `folder`; return the paths of its files by what they are."""
+    paths = {"report": folder / "profile.md", "numbers": folder / "profile.json"}
+    machine = profile["environment"]
+    paths["report"].write_text(
+        f"# Profile of {profile['name']}\n\n`{profile['command']}`\n\n"
+        f"{machine['cpu']}, {machine['cpu_cores']} cores, {machine['memory_gib']} GiB;"
+        f" torch {machine['versions']['torch']}, Python {machine['python']}\n\n"
+        f"```text\n{report(profile)}\n```\n\n"
+        f"`{profile['trace']}` opens in Perfetto (ui.perfetto.dev). On a GPU the parts of the step"
+        " are NVTX ranges as well, for Nsight Systems: `nsys profile -t cuda,nvtx python -m"
+        " tunediff.train …`.\n",
+        encoding="utf-8",
+    )
+    content = json.dumps(text.versioned(profile), indent=1, allow_nan=False)
+    paths["numbers"].write_text(content + "\n", encoding="utf-8")
+    return paths | {"operations": write_operations(profile["operations"], folder)}
+
+
+def write_operations(rows: Iterable[Mapping[str, Any]], folder: Path) -> Path:
+    """Write operations into `operations.csv`, and return its path."""
+    path = folder / "operations.csv"
+    write_csv(path, COLUMNS, (row.values() for row in rows), digits=6)
+    return path

@@ -168,10 +168,6 @@ class Console(Listener):
             return
         elif event == "end":
             self._say_of(name, self._end_line(trial))
-            if trial.number == 0 and not self.confirming:
-                for event_line in record.events(self.folder / "trials" / name):
-                    if event_line["event"] == record.BOUND_EVENT:
-                        self.say(f"{self.display_name(name)} {event_line['sentence']}")
         elif (key := (name, content.get("index", 0))) not in self._printed:
             self._printed.add(key)
             self._say_of(name, self._point_line(trial, content))

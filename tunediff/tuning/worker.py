@@ -106,8 +106,6 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
     result = run_trial(train, world, job.folder, (ParentLostError,), job.target)
     if job.profile_steps and result.end is not None and result.end.status == "ok":
         result = _profiled(result, job, world)
-    elif job.role == "draw" and result.outcome is not None:
-        _note_binding(result.outcome, job, world)
     _conclude(result, job, connection, world)
 
 
@@ -136,23 +134,6 @@ def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
         )
         return dataclasses.replace(result, end=end, error=error)
     return result
-
-
-def _note_binding(outcome: TrainingOutcome, job: TrialSpec, world: World) -> None:
-    """Write what binds the step of the baseline on a GPU to its journal, by a few further steps."""
-    is_alone = world.size == 1 and world.device.type == "cuda"
-    if not (is_alone and job.number == 0 and outcome.finished and outcome.points):
-        return
-    binding, trace = (  # they stand on this package
-        importlib.import_module(f"tunediff.profiling.{name}") for name in ("binding", "trace")
-    )
-    memory.reset(world.device)
-    try:
-        busy_s = trace.busy_s(job.config, world)
-        sentence = binding.of_point(outcome.points[-1], job.config, "cuda", busy_s, outcome.unread)
-    except Exception as error:  # of no trial's result
-        sentence = f"what binds the step was not measured: {code.described(error)}"
-    Journal(job.folder).write(record.BOUND_EVENT, sentence=sentence)
 
 
 def _conclude(
