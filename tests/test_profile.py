@@ -73,7 +73,6 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch, in_this_process):
     assert step["samples_per_s"] == pytest.approx(16 / step["step_s"])
     assert found["loader_samples_per_s"] > 0
     assert len(found["operations"]) == 10
-    assert isinstance(found["advice"], list)
     assert found["config"] == cfg.flat(tiny(data__max_images=32))
     assert found["environment"] == environment.describe()
     assert found["command"].startswith("python -m tunediff.profile --config digits --steps 3")

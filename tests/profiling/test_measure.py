@@ -3,6 +3,7 @@
 import contextlib
 import types
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -63,7 +64,12 @@ def test_speed(bench, tmp_path):
     assert not list(tmp_path.iterdir()), "the trainings leave nothing behind"
 
 
-def test_the_loader_is_credited_with_the_images_it_gave(bench, monkeypatch):
+def ten_seconds():
+    """Let three batches take ten seconds."""
+    return mock.patch.object(measure, "time", types.SimpleNamespace(monotonic=iter([0.0, 9.0, 10.0]).__next__))
+
+
+def test_the_loader_is_credited_with_the_images_it_gave(bench):
     """With accumulation a batch comes in parts."""
     given, build = [], measure.loader.build
 
@@ -72,21 +78,20 @@ def test_the_loader_is_credited_with_the_images_it_gave(bench, monkeypatch):
         with build(*words) as feed:
             yield types.SimpleNamespace(fetch=feed.fetch, move=lambda batch: given.append(len(feed.move(batch))))
 
-    monkeypatch.setattr(measure, "time", types.SimpleNamespace(monotonic=iter([0.0, 9.0, 10.0]).__next__))
-    monkeypatch.setattr(measure.loader, "build", counted)
-    rate = bench.loader_rate(tiny(loader__workers=1, loader__accumulation=2))
+    with ten_seconds(), mock.patch.object(measure.loader, "build", counted):
+        rate = bench.loader_rate(tiny(loader__workers=1, loader__accumulation=2))
     assert given == [8] * len(given)
     # What its process had prepared before the clock started does not count
     assert rate == pytest.approx(sum(given[-3:]) / 10.0)
     assert bench.loader_rate(tiny(loader__resident=True)) is None
 
 
-def test_the_loader_counts_what_an_item_counts_as(tmp_path, monkeypatch):
+def test_the_loader_counts_what_an_item_counts_as(tmp_path):
     text = Path(plain.__file__).read_text().replace("trial.batches((X, Y))", "trial.batches((X, Y), samples_each=1024)")
     (tmp_path / "mine.py").write_text(text)
     config = cfg.baseline(str(tmp_path / "mine.py"))
-    monkeypatch.setattr(measure, "time", types.SimpleNamespace(monotonic=iter([0.0, 9.0, 10.0]).__next__))
-    assert measure.Bench(config, CPU).loader_rate(config) == pytest.approx(3 * 16 * 1024 / 10.0)
+    with ten_seconds():
+        assert measure.Bench(config, CPU).loader_rate(config) == pytest.approx(3 * 16 * 1024 / 10.0)
 
 
 @pytest.mark.parametrize("reads", [True, False])

@@ -120,14 +120,13 @@ def test_a_trace_without_allocations():
 
 
 @pytest.fixture
-def untraced(monkeypatch, tmp_path):
+def untraced(tmp_path):
     """Trace one step without a profiler's events."""
-    monkeypatch.setattr(trace, "TRACED", 1)
-    monkeypatch.setattr(trace, "_profiler", lambda *_, **__: mock.MagicMock())
     path = tmp_path / "trace.json.gz"
     with gzip.open(path, "wt") as file:
         json.dump({"traceEvents": []}, file)
-    return lambda bench, config: trace.trace(bench, config, path, 0.1)
+    with mock.patch.multiple(trace, TRACED=1, _profiler=mock.MagicMock()):
+        yield lambda bench, config: trace.trace(bench, config, path, 0.1)
 
 
 def test_what_stays_in_memory(bench, untraced, monkeypatch):
