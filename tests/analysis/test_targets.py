@@ -72,6 +72,14 @@ def test_a_target_is_met_by_the_mean_of_evaluations_that_lie_apart():
     assert met == [None, None, None, None, pytest.approx(20 + 10 * (11 / 3 - 3) / (11 / 3 - 8 / 3))]
 
 
+def test_the_last_evaluation_of_a_run_counts_however_soon_it_came():
+    """A program whose values are read at once has met what its last one meets."""
+    approach = Approach(Target("loss", "<=", 3.0))
+    assert [approach.add(10.0, value) for value in (5.0, 2.0, 2.9)] == [None] * 3
+    assert approach.end() == 10.0
+    assert Approach(Target("loss", "<=", 3.0)).end() is None
+
+
 def test_a_run_that_is_evaluated_ten_times_as_often_meets_a_target_no_sooner():
     """By the first value that meets it: 11 % sooner."""
     rng = np.random.default_rng(1)

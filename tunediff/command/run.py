@@ -25,7 +25,7 @@ from tunediff.command.metrics import (
 from tunediff.command.process import LOG, POLL_S, CommandProcess
 from tunediff.core import environment, machine
 from tunediff.core.point import Point
-from tunediff.core.target import EVALUATIONS, TIME_TO_TARGET, Approach
+from tunediff.core.target import EVALUATIONS, TIME_TO_TARGET, Approach, Evaluation
 from tunediff.core.trial_record import RESERVED, End
 
 OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "MemoryError")
@@ -51,8 +51,8 @@ class State:
     pauses: bool
     unit: str | None
     """What the values are printed in; None: there was no value."""
-    approach: tuple[list[tuple[float, float]], tuple[float, float] | None] | None
-    """See `Approach.last` and `Approach.before`; None: there is no target."""
+    approach: tuple[list[Evaluation], Evaluation | None, Evaluation | None] | None
+    """See `Approach.last`, `before` and `late`; None: there is no target."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ class RunReader:
         self._reduction.values.extend(map(float, state.reduced))
         self.values, self.value, self.unit = state.values, self._reduction.value, state.unit
         if self._approach is not None and state.approach is not None:
-            last, self._approach.before = state.approach
+            last, self._approach.before, self._approach.late = state.approach
             self._approach.last.extend(last)
         point = None if state.point is None else Point.of(state.point)
         self.curve.resume(point, state.curve_s)
@@ -199,7 +199,7 @@ class RunReader:
             started=self.clock.waits or self.clock.started is not None,
             pauses=self.clock.pauses,
             unit=self.unit,
-            approach=None if approach is None else ([*approach.last], approach.before),
+            approach=approach and ([*approach.last], approach.before, approach.late),
         )
 
     def read(self, line: str, now: float) -> None:
@@ -274,6 +274,14 @@ class RunReader:
             )
         )
 
+    def end_target(self) -> None:
+        """Let the last value count towards the target, however soon it came after another."""
+        met_s = None if self._approach is None or self.target_met else self._approach.end()
+        if met_s is not None and (latest := self.curve.latest) is not None:
+            self.target_met = True
+            metrics = {**latest.metrics, TIME_TO_TARGET: met_s}
+            self.curve.latest = dataclasses.replace(latest, metrics=metrics)
+
     @property
     def is_enough(self) -> bool:
         """Return whether further values do not count."""
@@ -337,6 +345,7 @@ def execute(
     worktrees.refuse_others(run.folder, Path(definition.folder))
     if ending is None:
         reader.read_file(ended)
+        reader.end_target()
     yield from reader.curve.take(reader.clock.elapsed_s(ended))
     if (point := reader.curve.last()) is not None:
         yield point

@@ -20,6 +20,8 @@ EVALUATIONS, APART = 3, 0.05
 """Evaluations whose mean has to meet a target, and by which share of its seconds each of them comes
 after the one before. Simulated, equal trainings of which one is evaluated ten times as often differ
 in at most 5 %; by the first value that meets it they do in 53 to 89 %."""
+Evaluation = tuple[float, float]
+"""Training seconds and value."""
 Curve = Sequence[tuple[float, float]]
 """(training seconds, loss) of every evaluation, in order; a smaller loss is better."""
 
@@ -114,13 +116,28 @@ class Approach:
     def __init__(self, target: Target, evaluations: int = EVALUATIONS) -> None:
         """`evaluations`: over how many values the mean is, or over those that there are."""
         self._target = target
-        self.last = collections.deque[tuple[float, float]](maxlen=evaluations)
-        self.before: tuple[float, float] | None = None
+        self.last = collections.deque[Evaluation](maxlen=evaluations)
+        self.before: Evaluation | None = None
+        self.late: Evaluation | None = None
+        """The newest evaluation, if it came too soon to count."""
 
     def add(self, seconds: float, value: float) -> float | None:
         """Take an evaluation; return the second at which the target was met, None: not yet."""
+        self.late = None
         if self.last and seconds < self.last[-1][0] * (1 + APART):
+            self.late = seconds, value
             return None
+        return self._take(seconds, value)
+
+    def end(self) -> float | None:
+        """Let the last evaluation of a run that has ended count, in the place of the one that it
+        came too soon after; return as `add`. A program may print all of its values at once."""
+        if self.late is None:
+            return None
+        self.last.pop()
+        return self._take(*self.late)
+
+    def _take(self, seconds: float, value: float) -> float | None:
         self.last.append((seconds, value))
         at_s, mean = (statistics.fmean(numbers) for numbers in zip(*self.last, strict=True))
         mean = float(f"{mean:.12g}")  # equal values have their value, not one that is 1e-16 below
