@@ -1,112 +1,98 @@
-"""The table of a study: its lines, marks and notes."""
+"""The table of a study: one frame of its configurations, from the search's folder alone."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from tunediff import config as cfg
-from tunediff.analysis import Results, is_number
+from tunediff.analysis import Results, disturbed, is_number, last, seconds_of
 from tunediff.analysis.importance import searched
+from tunediff.analysis.speed import measured_runs
 from tunediff.config import ConfigError
+from tunediff.core import text
+from tunediff.core import trial_record as record
 from tunediff.core.text import knob_value, number
-from tunediff.report.study_rows import Row, derived, find, row_of, rungs
+from tunediff.core.trial_record import TrialRecord
 from tunediff.report.words import has_value, markdown_table, plain_table
 from tunediff.search_space.study import OPERATIONS, Study
 
-NO_EFFECT, DISTURBED = "†", "‡"
-"""Marks of rows: a knob without effect; other processes used the machine meanwhile."""
+DETAILS = ("trial", "status", "reason", "not_effective", "disturbed")
+"""Columns of study.csv after those of the study."""
+MEASURED = ("samples_per_s", "compile_s", "data_wait_share", "peak_memory_mib", "set_samples")
+"""Numbers that others are derived from."""
+Knobs = Mapping[str, object]
+"""Values by dotted name."""
 
 
 @dataclasses.dataclass(frozen=True)
 class StudyTable:
-    """The table of a study."""
+    """The table of a study.
+
+    A row of `data` is a configuration with all its runs. Its columns are `WORDS` of the study,
+    `DETAILS`, the knobs (None where a searched knob with `when:` does not apply), the means of its
+    numbers (NaN: unknown), `place` (of a ladder: `base`, `together` with all rungs before it, or
+    `alone`), and `config`, all knobs but the seed.
+    """
 
     study: Study
-    rows: list[Row]
-    varied: list[str]
+    data: pd.DataFrame
+    varied: Sequence[str]
     """The searched knobs by which rows differ, in the order of the file, without the seed."""
+    operations: pd.DataFrame
+    """The ten longest operations of each row's first run, by the row's index: `OPERATIONS`."""
 
     @property
     def columns(self) -> list[str]:
         """Return the study's columns, with `status` if a run did not end ok."""
         names = list(self.study.columns)
-        if any(row.status != "ok" for row in self.rows) and "status" not in names:
+        if "status" not in names and (self.data["status"] != "ok").any():
             names.append("status")
         return names
 
-    @property
-    def all_disturbed(self) -> bool:
-        """Whether others used the machine during every run: then a note replaces the marks."""
-        return all(row.disturbed for row in self.rows) and bool(self.rows)
-
-    def marks(self, row: Row) -> str:
-        """Return the marks after the name of a row."""
-        disturbed = row.disturbed and not self.all_disturbed
-        return NO_EFFECT * bool(row.without_effect) + DISTURBED * disturbed
-
-    def records(self) -> list[dict[str, object]]:
-        """Return one dictionary per line: the study's columns, then status and remarks."""
-        records = []
-        for row, line in self._lines():
-            idle = "; ".join(f"{name}: {why}" for name, why in row.without_effect.items())
-            details: dict[str, object] = {"place": row.place} if row.place else {}
-            details |= {"trial": row.runs[0].name, "status": row.status, "reason": row.reason}
-            details |= {"not_effective": idle, "disturbed": row.disturbed}
-            records.append(line | {key: value for key, value in details.items() if key not in line})
-        return records
-
     def frame(self) -> pd.DataFrame:
-        """Return the table for study.csv, in the units that the column names end with."""
-        return pd.DataFrame(self.records())
+        """Return the table for study.csv: a line per row, or per operation of it."""
+        data = self.data.drop(columns=list(OPERATIONS), errors="ignore")
+        places = ["place"] * bool(self.data["place"].any())
+        if self.study.of_operations:
+            data = data.join(self.operations)
+        return data.reindex(columns=list(dict.fromkeys([*self.columns, *places, *DETAILS])))
+
+    def cells(self, limit: int) -> list[list[str]]:
+        """Return headings and cells as text; names are cut after `limit` characters."""
+        shown_rows = self.frame()[self.columns].to_dict("records")
+        return [
+            [self.study.quantity(column).heading for column in self.columns],
+            *(
+                [shown(self.study, str(column), value)[:limit] for column, value in row.items()]
+                for row in shown_rows
+            ),
+        ]
 
     def markdown(self) -> str:
         """Return the table and its notes in Markdown."""
         notes = [f"- {note}" for note in self.notes()]
         return "\n".join([markdown_table(self.cells(80)), "", *notes]).rstrip()
 
-    def text(self, width: int | None = None) -> str:
-        """Return the table and its notes for a terminal of `width` columns (None: unlimited)."""
-        return "\n".join([plain_table(self.cells(50), width), "", *self.notes()]).rstrip()
+    def text(self) -> str:
+        """Return the table and its notes for a terminal."""
+        return "\n".join([plain_table(self.cells(50)), "", *self.notes()]).rstrip()
 
     def notes(self) -> list[str]:
-        """Return what the marks mean, and why runs failed."""
-        notes = [
-            f"{NO_EFFECT} {name} changes nothing here: {why}"
-            for row in self.rows
-            for name, why in row.without_effect.items()
-        ]
-        if self.all_disturbed:
-            notes.append("others used the machine during every run")
-        elif any(row.disturbed for row in self.rows):
-            notes.append(f"{DISTURBED} others used the machine at the same time")
-        notes += [f"{row.label}: {row.status}: {row.reason}" for row in self.rows if row.reason]
-        predicted = [name for name in self.columns if name.startswith("predicted_")]
-        if any(row.values.get(name) for row in self.rows for name in predicted):
-            notes.append(
-                "prediction, not a measurement: computed from the steps of one and two ddp workers"
-            )
+        """Return which knobs change nothing, who was disturbed, and why runs failed."""
+        idle = [why for row in self.data["not_effective"] if row for why in row.split("; ")]
+        notes = [why.replace(": ", " changes nothing here: ", 1) for why in idle]
+        busy, failed = self.data[self.data["disturbed"]], self.data[self.data["reason"] != ""]
+        if len(busy):
+            of = "every run" if len(busy) == len(self.data) else ", ".join(busy["configuration"])
+            notes.append(f"others used the machine during {of}")
+        notes += map(": ".join, failed[["configuration", "status", "reason"]].to_numpy())
         return list(dict.fromkeys(notes))
-
-    def _lines(self) -> Iterator[tuple[Row, dict[str, object]]]:
-        """Yield (row, values) of every line: one per row, or one per operation of it."""
-        for row in self.rows:
-            operations = row.operations.to_dict("records") if self.study.of_operations else []
-            for operation in operations or [{}]:
-                cells = {}
-                for name in self.columns:
-                    cells[name] = operation.get(name) if name in OPERATIONS else row.value(name)
-                yield row, cells
-
-    def cells(self, limit: int) -> list[list[str]]:
-        """Return headings and cells as text; names are cut after `limit` characters."""
-        lines = [[self.study.quantity(column).heading for column in self.columns]]
-        for row, line in self._lines():
-            cells = [shown(self.study, column, value)[:limit] for column, value in line.items()]
-            lines.append([f"{cells[0]} {self.marks(row)}".rstrip(), *cells[1:]])
-        return lines
 
 
 def shown(study: Study, column: str, value: object) -> str:
@@ -123,26 +109,144 @@ def table(results: Results) -> StudyTable:
     space = results.space
     if space.study is None:
         raise ConfigError(f"{results.folder.name}: its search file has no study:")
-    rows = [row_of(results, outcome.runs) for outcome in results.outcomes]
+    numbers = [*MEASURED, *space.study.numbers]
+    rows = [_row(results, outcome.runs) for outcome in results.outcomes]
     if space.kind == "ladder":
-        rows = rungs(results, rows)
+        rows = _rungs(results, rows)
+    columns = ["config", "place", "configuration", "runs", *DETAILS, *space.schema.knobs, *numbers]
+    data = pd.DataFrame(rows, columns=list(dict.fromkeys(columns)), dtype=object)
+    data = data.astype(dict.fromkeys(numbers, float)).astype({"disturbed": bool})
     names = [dimension.name for dimension in searched(results)]
     if space.kind == "grid":
         # In the order of the choices in the file, not of the runs.
         choices = {dimension.name: dimension.choices or () for dimension in searched(results)}
 
-        def order(row: Row) -> list[int]:
-            return [
-                choices[name].index(row.knobs[name]) if name in row.knobs else -1 for name in names
-            ]
+        def place(knob: pd.Series) -> pd.Series:
+            order = list(choices[str(knob.name)])
+            return knob.map(lambda value: order.index(value) if has_value(value) else -1)
 
-        rows.sort(key=order)
-    # Values of an unfinished or failed baseline are no reference.
-    base = find(rows, cfg.flat(space.baseline))
-    base = base if base is not None and base.ok else None
-    compared = []
-    for before, row in zip([None, *rows], rows, strict=False):
-        values = row.values | derived(row, rows, base, before)
-        compared.append(dataclasses.replace(row, values=values))
-    varied = [name for name in names if len({repr(row.config.get(name)) for row in rows}) > 1]
-    return StudyTable(space.study, compared, varied)
+        data = data.sort_values(names, key=place, kind="stable", ignore_index=True)
+    varied = [name for name in names if data[name].map(repr).nunique() > 1]
+    _derive(data, cfg.flat(space.baseline))
+    operations = [
+        _operations(results.folder / "trials" / name / "operations.csv", space.operations)
+        for name in data["trial"]
+    ]
+    listed = pd.concat(dict(enumerate(operations))) if operations else pd.DataFrame()
+    return StudyTable(space.study, data, varied, listed.droplevel(1) if len(listed) else listed)
+
+
+def _row(results: Results, runs: list[TrialRecord]) -> dict[str, Any]:
+    """Return the row of a configuration, without the quantities that need other rows."""
+    baseline, folder = cfg.flat(results.space.baseline), results.folder / "trials"
+    config, drawn = _without(runs[0].config), _without(runs[0].drawn)
+    missing = object()
+    changed = {n: value for n, value in drawn.items() if baseline.get(n, missing) != value}
+    idle = {dimension.name for dimension in results.space.dimensions} - set(drawn)
+    measured = [
+        _measured(folder / trial.name, trial, results.space.study) for trial in measured_runs(runs)
+    ]
+    means = pd.DataFrame(measured).dropna(axis="columns").mean()
+    return {
+        **{name: value for name, value in config.items() if name not in idle},
+        **means.to_dict(),
+        **_named(text.knobs(changed), "", changed, runs),
+        "config": config,
+        "trial": runs[0].name,
+        "runs": sum(trial.status == "ok" for trial in runs),
+        "status": ", ".join(dict.fromkeys(trial.status or "running" for trial in runs)),
+        "reason": next((trial.reason for trial in runs if trial.reason), ""),
+        "disturbed": any(map(disturbed, runs)),
+        "all_runs": runs,
+    }
+
+
+def _named(name: str, place: str, changed: Knobs, runs: Sequence[TrialRecord]) -> dict[str, object]:
+    """Return the cells that follow from what a row is called, and which knobs it changes."""
+    reasons = {knob: why for trial in runs for knob, why in trial.not_effective.items()}
+    idle = [f"{knob}: {reasons[knob]}" for knob in changed if knob in reasons]
+    return {"configuration": name, "place": place, "not_effective": "; ".join(idle)}
+
+
+def _rungs(results: Results, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that have begun: the base, every rung after those before it, and alone."""
+    ladder, ordered = results.space.rungs, []
+    points: list[tuple[str, str, Knobs, Knobs]] = [("base", "base", {}, {})]
+    points += [(f"+ {rung.name}", "together", rung.knobs, rung.together) for rung in ladder]
+    points += [
+        (f"{rung.name} alone", "alone", rung.knobs, rung.alone) for rung in ladder if rung.alone
+    ]
+    for name, place, knobs, point in points:
+        config = _without(cfg.flat(results.space.config(point)))
+        for row in rows:
+            if row["config"] == config:
+                ordered.append(row | _named(name, place, knobs, row["all_runs"]))
+    return ordered
+
+
+def _without(knobs: Knobs, left_out: str = "seed") -> dict[str, object]:
+    """Return knobs without one, or without a section."""
+    prefix = f"{left_out}."
+    return {name: value for name, value in knobs.items() if not f"{name}.".startswith(prefix)}
+
+
+def _measured(folder: Path, trial: TrialRecord, study: Study | None) -> dict[str, float]:
+    """Return the last point's numbers, the seconds by part, and `set_samples` of the data set."""
+    values = {name: last(trial, name) for name in (*MEASURED, *(study.numbers if study else ()))}
+    numbers = {n: float(v) for n, v in values.items() if is_number(v) and math.isfinite(v)}
+    if seconds := seconds_of(trial):
+        numbers["running_s"] = float(sum(seconds.values()))
+        for part in ("compile", "setup"):
+            if part in seconds:
+                numbers[f"{part}_s"] = float(seconds[part])
+    for event in record.events(folder):
+        if event["event"] == "about" and event.get("samples"):
+            numbers["set_samples"] = float(event["samples"])
+    return numbers
+
+
+def _operations(path: Path, steps: int) -> pd.DataFrame:
+    """Return the ten longest operations of a profiled trial, with their calls and seconds per step.
+
+    path: CSV file with the columns operation, calls, self_s, total_s, share. steps: profiled ones.
+    """
+    if not steps or not path.exists():
+        return pd.DataFrame()
+    operations = pd.read_csv(path).nlargest(10, "self_s")
+    return operations.assign(
+        calls_per_step=operations["calls"] / steps, self_s_per_step=operations["self_s"] / steps
+    )
+
+
+# ---- derived
+def _derive(data: pd.DataFrame, baseline: Knobs) -> None:
+    """Add the quantities that follow from a row's numbers and those of other rows, in place."""
+    rate, compile_s = data["samples_per_s"].where(data["samples_per_s"] > 0), data["compile_s"]
+    data["epoch_s"] = data["set_samples"] / rate
+    data["epoch_data_wait_s"] = data["epoch_s"] * data["data_wait_share"]
+    # Against the baseline and the rung before; an unfinished or failed baseline is no reference.
+    base = data[(data["config"] == _without(baseline)) & (data["runs"] > 0)].iloc[:1]
+    data["versus_baseline"] = rate / base["samples_per_s"].max()
+    data["percent_of_base"] = 100 * data["versus_baseline"]
+    memory = base["peak_memory_mib"].max()
+    data["memory_percent_of_base"] = 100 * data["peak_memory_mib"] / memory
+    data["versus_previous"] = (rate / rate.shift()).where(data["place"] == "together")
+    # Against the same configuration with one worker.
+    workers = data["config"].map(lambda config: config["parallel.workers"]).astype(float)
+    data["speedup_over_one_worker"] = rate / _reference(
+        data, rate[workers == 1], "parallel.workers"
+    )
+    data["scaling_efficiency"] = data["speedup_over_one_worker"] / workers
+    # Against the same configuration without torch.compile: n samples take n/r without it and
+    # c + n/(f·r) with it, which is equal at n = c·f·r/(f − 1).
+    eager = data["config"].map(lambda config: config["compile.mode"] == "none").astype(bool)
+    faster = (rate / _reference(data, rate[eager], "compile")).where(~eager)
+    data["versus_uncompiled"] = faster
+    data["samples_to_break_even"] = compile_s * rate / (faster.where(faster > 1) - 1)
+    data["break_even_s"] = compile_s + data["samples_to_break_even"] / rate
+
+
+def _reference(data: pd.DataFrame, rates: pd.Series, but_for: str) -> pd.Series:
+    """Return for each row the one of `rates` whose row differs at most in a knob or section."""
+    rest = data["config"].map(lambda config: repr(_without(config, but_for)))
+    return rates.reindex(data.index).groupby(rest).transform("first")

@@ -63,7 +63,7 @@ def lines(evidence: Evidence) -> list[str]:
         table = plain_table(verdicts.confirmation_table(confirmed), width)
         output += ["", table, "", *verdicts.sentences(confirmed)]
     if studied is not None:
-        output += ["", *filter(None, [studied.study.title]), studied.text(width)]
+        output += ["", *filter(None, [studied.study.title]), studied.text()]
     return output
 
 

@@ -13,9 +13,6 @@ from tunediff.config.knobs import nearest, refuse
 from tunediff.core.point import in_units, quantities
 from tunediff.search_space.sections import StudySection, checked
 
-PREDICTED = (4, 8)
-"""Numbers of devices for which the speed-up over one worker is predicted."""
-
 DERIVED: dict[str, Quantity] = {
     "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
     "setup_s": Quantity("setup", "s", "reading data, building the model"),
@@ -38,12 +35,6 @@ DERIVED: dict[str, Quantity] = {
     "scaling_efficiency": Quantity(
         "efficiency", "%", "speed-up over one worker / number of workers", 100.0
     ),
-    **{
-        f"predicted_speedup_{n}": Quantity(
-            f"prediction for {n}", "×", "of ddp, from the steps of one and two workers"
-        )
-        for n in PREDICTED
-    },
     "versus_uncompiled": Quantity(
         "vs. uncompiled", "×", "samples/s / those without compilation, all else equal"
     ),
