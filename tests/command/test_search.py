@@ -88,6 +88,7 @@ def test_the_report_does_not_explain_a_winner_by_the_values_that_a_command_print
     page = (tmp_path / "x/report.html").read_text()
     assert "Every trial" in page
     assert "values per step" not in page
+    assert "values per second" not in page
 
 
 def test_a_search_does_not_go_on_with_another_program_under_its_name(tmp_path, monkeypatch, capsys):

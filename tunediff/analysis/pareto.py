@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tunediff import config as cfg
 from tunediff.analysis import RATE, Results, last
 from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.speed import rate
@@ -90,6 +91,8 @@ def trade_offs(results: Results) -> pd.DataFrame:
     import pandas as pd
 
     signs = {RATE: -1.0, "peak_memory_mib": 1.0}
+    if cfg.is_command(results.space.workload.name):
+        del signs[RATE]  # how often a program prints says nothing
     if results.space.cost is not None:
         signs[results.space.cost] = 1.0
     signs.pop(results.metric, None)

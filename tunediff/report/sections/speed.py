@@ -34,7 +34,7 @@ def trade_offs(context: ReportContext, figures: Figures) -> Html | None:
     figure = figures.chart(
         "trade_offs",
         lambda: _fronts(results, frame, context.highlights),
-        f"{context.label} against {context.unit} per second and against memory",
+        f"{context.label} against speed and memory, as far as they were measured",
         "Rings: Pareto-optimal trials, which no other trial beats in both quantities.",
     )
     if figure is None:
