@@ -1,7 +1,6 @@
 """Commands: what they refuse before anything starts, what they print, what they leave behind."""
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import json
@@ -28,14 +27,13 @@ from tests.toy import train as toy_train
 from tests.users import plain
 from tunediff import Trial, analysis, export, search, search_space, train
 from tunediff import config as cfg
-from tunediff.api import search_run, search_setup, train_setup
-from tunediff.api.search_setup import SearchOptions, SearchRequest
+from tunediff.api import search_setup, train_setup
+from tunediff.api.search_setup import SearchOptions
 from tunediff.api.train_setup import TrainOptions
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.lock import alone
-from tunediff.core.progress import EventLines
 from tunediff.ray_backend import connection
 from tunediff.report import plan as plan_module
 from tunediff.training.stop_signals import stop_signals
@@ -94,16 +92,6 @@ def test_a_knob_of_the_command_line_is_not_searched(file, capsys):
     assert json.loads(out)["space"].keys() == {"loader.batch_size"}
 
 
-@pytest.mark.parametrize("gpus", [0, 4])
-def test_dry_run_says_that_dp_is_slow_or_why_it_is_not_there(file, this_machine, gpus, capsys):
-    write_file(search=None, grid={"parallel.workers": "all", "parallel.strategy": "all"})
-    this_machine(4, gpus)
-    text, _ = planned(capsys, file)
-    slow = "parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time"
-    missing = "parallel.strategy=dp is not compared: torch.nn.DataParallel needs GPUs"
-    assert (slow in text, missing in text) == (bool(gpus), not gpus)
-
-
 @pytest.mark.parametrize(("unit", "hours"), [("wall", 8), ("device", 4)])
 def test_dry_run_says_how_many_device_hours_and_what_they_cost(file, capsys, unit, hours):
     """Four trials of an hour: on one or two devices at most eight of theirs; of device-hours just four."""
@@ -138,14 +126,6 @@ def test_what_is_likely_a_mistake_needs_force(file, capsys, monkeypatch):
     assert search.main([file, "--dry-run"]) == 2
 
 
-def test_search_needs_inception_weights_or_says_how_to_get_them(file, capsys, monkeypatch, internet, tmp_path):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    internet(OSError("no route"))
-    write_file(fixed=TINY | {"evaluation.extractor": "inception", "data.image_size": 32})
-    assert search.main([file]) == 2
-    assert "evaluation.weights_path" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("lines", [
     {"search": {"compile.mode": ["none", "reduce-overhead"]}}, {"fixed": {"evaluation.precision": "tf32"}},
     {"final": {"evaluation.precision": "tf32"}},
@@ -176,15 +156,6 @@ def test_a_cluster_that_does_not_start_leaves_the_name_free(file, capsys):
     assert search.main([file, "--name", "night", "--quiet"]) == 1
     assert f"error: Ray did not start: {LATE}" in capsys.readouterr().err
     assert list(Path("ray_results").iterdir()) == []
-
-
-@pytest.mark.usefixtures("ray_comes_too_late")
-def test_resume_whose_cluster_does_not_start_says_how_to_go_on(file, capsys):
-    experiment.create(Path("ray_results/night").absolute(), search_space.load(Path(file)), FILE)
-    assert search.main(["--resume", "night", "--quiet"]) == 1
-    error = capsys.readouterr().err
-    assert f"error: Ray did not start: {LATE}; everything measured is in" in error
-    assert error.splitlines()[-1] == "resume: python -m tunediff.search --resume night"
 
 
 def test_shares_never_fill_the_machine():
@@ -227,26 +198,6 @@ def finished(folder, loaded):
 @pytest.fixture
 def found(tmp_path):
     return finished(tmp_path / "results" / "night", search_space.parse(FILE, "space.yaml"))
-
-
-@pytest.mark.parametrize(("status", "said"), [("pruned", True), ("ok", False)])
-def test_search_says_at_its_end_that_there_is_nothing_to_confirm(tmp_path, monkeypatch, capsys, status, said):
-    folder = tmp_path / "night"
-    wanted = searches.make(folder, searches.FILE | {"confirm": {"of": 1, "seeds": 4}})
-
-    def run_trials(*_):
-        searches.write(folder, wanted, 0)
-        searches.write(folder, wanted, 1, {"loader.batch_size": 64}, curve=((5.0, 1000, 9.0),), status=status)
-
-    workers = contextlib.nullcontext(mock.Mock())
-    for module, name, replaced in (
-        (connection, "workers", lambda *_: workers),
-        (connection, "search", run_trials),
-        (search_run, "_run_again", lambda *_: None),
-    ):
-        monkeypatch.setattr(module, name, replaced)
-    search_run.run(SearchRequest(folder, wanted), SearchOptions(), EventLines())
-    assert ("] nothing to confirm: only the baseline finished\n" in capsys.readouterr().out) == said
 
 
 def test_a_resume_that_has_nothing_to_run_starts_nothing_and_spends_nothing(tmp_path, monkeypatch, capsys):
@@ -310,27 +261,6 @@ def test_a_running_search_is_refused_before_its_workload_is_imported(found, caps
     with alone(found.folder):
         assert search.main(["--resume", found.folder.name, "--storage", str(found.folder.parent)]) == 2
     assert "is running in another process" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("code", [errno.ENOSYS, errno.ENOLCK])
-def test_file_system_without_locks_is_a_warning_not_another_process(found, no_locks, caplog, code):
-    no_locks(code)
-    with alone(found.folder):
-        pass
-    storage = found.folder.parent
-    assert f"--storage: no file can be locked in {storage} ({os.strerror(code)})" in caplog.text
-
-
-def test_wall_clock_of_killed_sessions_is_kept(tmp_path):
-    lines = [("begin", 100), ("end", 160), ("begin", 1000)]  # the second was killed; its last sign of life is a point
-    text = "".join(
-        json.dumps({"event": event, "time": time_s, "monotonic_s": time_s}) + "\n" for event, time_s in lines
-    )
-    (tmp_path / "sessions.jsonl").write_text(text)
-    trial = tmp_path / "trials" / "t0000"
-    trial.mkdir(parents=True)
-    (trial / "journal.jsonl").write_text('{"event": "point", "time": 1030, "index": 1}\n')
-    assert sessions.spent_s(tmp_path) == 90
 
 
 def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(found, capsys):
@@ -505,30 +435,6 @@ def out_of_memory(*_):
 def replace(monkeypatch):
     """Replaces a method of `Trial`: the modules of a training are imported anew, ours are not."""
     return lambda name, method: monkeypatch.setattr(Trial, name, method)
-
-
-def test_train_out_of_memory_is_a_status_and_one_line(toy, tmp_path, replace, capsys):
-    replace("prepare", out_of_memory)
-    assert toy() == 1
-    error = capsys.readouterr().err
-    assert "error: out of memory: OutOfMemoryError: CUDA out of memory. Tried to allocate 9.00 GiB." in error
-    assert "Traceback" not in error
-    assert record.read_trial(tmp_path / "out").end.status == "oom"
-
-
-def test_train_points_of_a_restart_replace_the_old_ones(toy, tmp_path):
-    """With its checkpoint damaged, a training starts over: its journal must not mix the two."""
-    assert toy() == 0
-    out = tmp_path / "out"
-    journal = out / "journal.jsonl"
-    journal.write_text("".join(line + "\n" for line in journal.read_text().splitlines() if '"end"' not in line))
-    (out / "checkpoint.pt").write_bytes(b"torn")
-    assert toy() == 0
-    after = record.read_trial(out).points
-    assert [point.index for point in after] == [1, 2]
-    lines = [line["train_s"] for line in record.events(out) if line["event"] == "point"]
-    assert [point.train_s for point in after] == lines[2:]
-    assert not set(lines[:2]) & set(lines[2:])
 
 
 def test_train_is_refused_while_another_process_trains_in_the_folder(toy, tmp_path, capsys):

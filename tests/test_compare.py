@@ -21,13 +21,11 @@ from tunediff import config as cfg
 from tunediff.analysis import pairs
 from tunediff.analysis.pair_test import BEFORE_THE_PAIRS
 from tunediff.analysis.sequential import Rules
-from tunediff.api import compare_run
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.judge import frozen_code
 from tunediff.ray_backend import connection
 from tunediff.report import pairs as report
-from tunediff.report.heartbeat import Heartbeat
 from tunediff.tuning import resources, sessions
 from tunediff.tuning.pool import Pool
 
@@ -165,13 +163,6 @@ def test_a_revision_that_does_not_exist_is_refused(repository, capsys, side):
     assert not {"written", "ray_results"} & {path.name for path in Path.cwd().iterdir()}
 
 
-def test_no_repository(tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    Path("mine.py").write_text(PLAIN)
-    assert compare.main(["mine.py@HEAD", "mine.py", "--no-check"]) == 2
-    assert capsys.readouterr().err.startswith("error: mine.py@HEAD: fatal: not a git repository")
-
-
 def test_a_side_that_is_refused_is_named_by_its_revision(repository, capsys, check_says):
     check_says(ConfigError("mine.py: no step"))
     assert compare.main(["mine.py@HEAD", "mine.py"]) == 2
@@ -192,22 +183,6 @@ def test_a_damaged_folder(capsys):
     assert said in capsys.readouterr().err
     assert compare.main(["--resume", str(folder), "--storage", "elsewhere"]) == 2, "as a path, which a shell completes"
     assert said in capsys.readouterr().err
-
-
-def test_heartbeat_sees_the_lost_runs_that_a_resume_repeats(monkeypatch, instead_of_trials):
-    """It reads a run that has ended only once, and would say all the while that workers start."""
-    folder, hearts = made({"A": [2.0], "B": [1.0]}, statuses=[(("B", 1), "error")]), []
-    Journal(folder / "trials" / "t0001").end(End("error", "the workers died 2 times", process_died=True))
-    monkeypatch.setattr(compare_run, "Heartbeat", lambda *given: hearts.append(Heartbeat(*given)) or hearts[-1])
-    said = []
-
-    def run(*_):
-        Journal(folder / "trials" / "t0001").write("worker", device="cpu", threads=1)
-        said.append(hearts[-1].doing())
-
-    instead_of_trials(run)
-    compare.main(["--resume", "x"])
-    assert [line[:27] for line in said] == ["t0001 waits for its workers"]
 
 
 def test_what_was_interrupted_can_be_resumed(capsys):
@@ -265,20 +240,6 @@ def test_pairs_run_until_it_is_decided(backend, capsys):
     assert [words for words in backend.shown if len(words.split()) == 3][:4] == [
         "A seed 500", "B seed 500", "B seed 501", "A seed 501",
     ]  # fmt: skip
-
-
-def test_compare_warns_once_of_runs_on_different_hardware(backend, capsys, monkeypatch):
-    point_of = Journal.point
-
-    def with_worker(journal, *given):
-        gpu = "A100" if journal.folder.name == "t0000" else "H100"
-        journal.write("worker", device=gpu, threads=1, environment={"gpus": [f"{gpu}, 400.00 W"]})
-        return point_of(journal, *given)
-
-    monkeypatch.setattr(Journal, "point", with_worker)
-    assert compare.main(["digits", "loader.batch_size=64", "--budget", "20s", "--name", "x", "--seed", "500"]) == 0
-    (warning,) = (line for line in capsys.readouterr().out.splitlines() if "runs on" in line)
-    assert "WARNING: A seed 500 ran on A100 (400 W), B seed 500 runs on H100 (400 W): what they" in warning
 
 
 def test_an_interrupted_one_goes_on_where_it_was(backend, capsys):
@@ -372,22 +333,6 @@ def test_compare_dry_run_says_the_cost_and_leaves_nothing(measured, capsys):
     Path("mine.py").write_text(PLAIN)
     _, plan = plan_of(capsys, "mine.py", "lr=0.1", "--budget", "1s")
     assert (plan["evaluation_s"], plan["evaluation_is_known"]) == (None, False), "a file is not run for a plan"
-
-
-def test_compare_warns_of_load_and_of_what_nobody_reads(measured, capsys, check_says):
-    """A shipped workload is timed, a file of one's own is checked before its first run."""
-    load = {"other_load_share": 0.63, "disturbed": True}
-    measured |= load
-    printed, plan = plan_of(capsys, "digits", "loader.batch_size=64", "--budget", "20s")
-    assert "\nWARNING: other processes use 63% of the cores: " in printed
-    assert {key: plan[key] for key in load} == load
-    report = {"warnings": [], "unread": ["loader.batch_size", "width"], "evaluation_s": 0.5, "step_s": 0.1, **load}
-    check_says(report)
-    Path("mine.py").write_text(PLAIN)
-    assert compare.main(["mine.py", "lr=0.1", "--name", "x"]) == 1, "where Ray would start"
-    out = capsys.readouterr().out
-    assert "] WARNING: A, mine.py: train(trial) never reads loader.batch_size, width\n" in out
-    assert "] WARNING: other processes use 63% of the cores: " in out
 
 
 def test_changes_of_side_b_replace_knobs_of_a():

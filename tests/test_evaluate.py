@@ -17,19 +17,15 @@ from safetensors.torch import save_file
 
 from tests.helpers import pair, tiny
 from tunediff import config as cfg
-from tunediff import distributed, evaluate, models
-from tunediff.api import workload_evaluation
+from tunediff import evaluate
 from tunediff.core import environment, progress
 from tunediff.data import images as data
-from tunediff.distributed import World
-from tunediff.evaluation import features, image_networks, names
+from tunediff.evaluation import features, image_networks
 from tunediff.evaluation.generation import ImageNoise
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
-from tunediff.training import judging, strategies
-from tunediff.training.strategies.ddp import Ddp
 from tunediff.workloads.classification import train as classification
-from tunediff.workloads.diffusion import knobs, unet
+from tunediff.workloads.diffusion import unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.sampling import generate
 
@@ -273,16 +269,6 @@ def test_chains_shorter_than_the_default_steps_are_sampled_with_all_of_theirs(tm
     assert evaluate.main(["small.yaml", "--sampler", "ddim", "--steps", "26"]) == 2
 
 
-def test_a_distance_over_few_images_is_said_to_be_one(model, capsys):
-    assert evaluate.main(["small.yaml", "--images", "16"]) == 0
-    notes = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
-    assert [note.split(" (classifier)")[0] for note in notes] == ["note: FD"]
-    assert names.caution("FID", 5000, 2048)
-    assert names.caution("FID", 10_000, 2048) == ""
-    few, enough = (knobs.evaluation_protocol(tiny(evaluation__images=n)) for n in (64, 1000))
-    assert ("biased high" in few, "biased high" in enough) == (True, False)
-
-
 # ----------------------------------------------------------------------------------------------------------- progress
 @pytest.fixture
 def stderr_is(monkeypatch, capsys):
@@ -306,16 +292,6 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, stderr_is, 
     with progress.EventLines().work(), progress.Progress("sampling", 4, visible=False) as bar:
         bar.step()
     assert capsys.readouterr().err == "", "of several ranks one speaks"
-
-
-def test_progress_is_an_object_per_line_with_jsonl_and_silent_with_quiet(capsys, monkeypatch, stderr_is):
-    stderr_is(True)
-    monkeypatch.setattr(progress, "FIRST_S", 0.0)
-    for lines in (progress.EventLines(as_json=True, on_stderr=True), progress.EventLines(quiet=True)):
-        with lines.work(), progress.Progress("sampling", 4) as bar:
-            bar.step()
-    out, error = capsys.readouterr()
-    assert (out, [json.loads(line)["text"] for line in error.splitlines()]) == ("", ["sampling: 0 of 4 images"])
 
 
 def test_work_that_goes_on_says_so_until_it_ends(monkeypatch):
@@ -344,22 +320,3 @@ def test_every_evaluation_as_in_the_training_is_kept(tmp_path, monkeypatch, caps
         assert evaluate.main(["small.yaml"]) == 0
         assert capsys.readouterr().out.splitlines()[-1].endswith(name)
         assert 0 <= json.loads(Path(name).read_text())["accuracy"] <= 1
-
-
-def test_a_model_trained_on_the_gpus_of_one_process_is_judged_by_several(tmp_path, monkeypatch):
-    """Each has one device, and takes its share of the images."""
-    world, strategy = World(0, 2, torch.device("cpu")), []
-
-    def judged(config, state, world):
-        strategy.append(type(strategies.build(config, world)))
-        return {"accuracy": 0.5}
-
-    alone = lambda: contextlib.nullcontext(world)  # noqa: E731
-    for module, name, replaced in ((distributed, "from_environment", alone), (judging, "judged", judged)):
-        monkeypatch.setattr(module, name, replaced)
-    values = {"parallel.strategy": "dp", "parallel.workers": 2}
-    config = cfg.override(cfg.baseline("digits_classifier"), values)
-    save_file({}, tmp_path / "small.safetensors")
-    model = models.Saved(config, tmp_path / "small.safetensors", "weights", "small", tmp_path)
-    workload_evaluation.evaluate_as_trained(model, tmp_path / "out.json")
-    assert strategy == [Ddp]

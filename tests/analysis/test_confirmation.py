@@ -14,7 +14,7 @@ from tunediff.analysis import confirmation, confirming_runs, evaluating, evidenc
 from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
-from tunediff.report import context, headline, summary
+from tunediff.report import context, summary
 from tunediff.report.verdicts import confirmation_table, sentences
 from tunediff.report.words import plain_table
 from tunediff.tuning import confirming, experiment, resources, sessions
@@ -187,13 +187,6 @@ def test_confirm_on_the_command_line_sets_the_finalists(tmp_path, this_machine, 
     assert request.space.finalists == (confirm or {"of": 0})["of"]
 
 
-def test_confirm_on_the_command_line_is_refused_out_of_bounds(tmp_path, monkeypatch, capsys):
-    (tmp_path / "night.yaml").write_text(json.dumps(FILE))
-    for number in ("-1", "21"):
-        assert search.main([str(tmp_path / "night.yaml"), "--confirm", number]) == 2
-        assert f"--confirm: {number} is not allowed; allowed: 0 to 20 finalists; 0: none" in capsys.readouterr().err
-
-
 def test_a_planted_winner_is_named(tmp_path):
     worth = {32: 2.1, 64: 1.2, 128: 2.0, 256: 1.9, 512: 2.2}
     found = searched(tmp_path, lambda size, seed: worth[size])
@@ -209,25 +202,6 @@ def test_a_planted_winner_is_named(tmp_path):
     assert (speedup.runs, 1 < speedup.low < speedup.mean < speedup.high) == (4, True)
     assert sentences(told)[0].startswith("loader.batch_size=64 wins")
     assert plain_table(confirmation_table(told)).splitlines()[2].startswith("loader.batch_size=64")
-
-
-def test_confirming_runs_that_others_disturbed_are_told(tmp_path):
-    found = searched(tmp_path, lambda size, seed: {64: 1.0, 128: 2.0}.get(size, 3.0))
-    told = confirmed(found, lambda size, seed: (1.2 if size == 64 else 2.0) + 0.01 * (-1) ** seed)
-    assert "others used the machine" not in " ".join(sentences(told))
-    run = Journal(found.folder / "confirm" / "trials" / "t0000")
-    run.write("point", index=4, train_s=20.0, samples=4000, steps=41, frechet=2.0, seconds={}, disturbed=True)
-    told = confirmation.confirm(found, analysis.read(found.folder / "confirm"))
-    assert "During 1 of 12 confirming runs others used the machine: their speed," in " ".join(sentences(told))
-
-
-@pytest.mark.parametrize("searched_for", [1.0, 1.5])
-def test_what_the_choice_flattered_is_said_with_the_spread_and_without_a_claim(tmp_path, searched_for):
-    worth = {64: searched_for, 128: 2.0}
-    found = searched(tmp_path, lambda size, seed: worth.get(size, 3.0))
-    told = confirmed(found, lambda size, seed: (1.2 if size == 64 else 2.0) + 0.01 * (-1) ** seed)
-    said = f"The FD (classifier) of loader.batch_size=64 was {searched_for:g} when it was chosen, and is"
-    assert sentences(told)[-1] == f"{said} 1.200 ± 0.012 on new seeds."
 
 
 def test_a_run_that_gets_there_later_counts_as_one(tmp_path):
@@ -351,62 +325,6 @@ def test_a_finalist_that_fails_in_the_last_round_takes_no_verdict_from_the_other
     assert told.winner.changed == {"loader.batch_size": 64}
     assert told.compared.rivals[1].difference.verdict == statistics.FAILS
     assert not confirming.pending(found.folder, found.space)
-
-
-def test_a_finalist_that_led_the_search_and_failed_is_named_with_its_failure(tmp_path):
-    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
-    folder, wanted = confirming.prepare(found)
-    ends = lambda size, seed: {64: 1.0}.get(size, 2.0) * noise(size, seed)  # noqa: E731
-    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:6]), ends)
-    for name in ("t0001", "t0004"):
-        fail(folder, name, "oom")
-    sentence = sentences(confirmation.confirm(found, analysis.read(folder)))[0]
-    assert sentence.endswith(
-        ". loader.batch_size=64, the best finalist in the search, ended as oom on the new seed 1000."
-    )
-
-
-def test_verdict_counts_the_seeds_of_the_finalists_that_remain(tmp_path):
-    """The best of the search failed on the second new seed; the other finalist ran on all four."""
-    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
-    folder, wanted = confirming.prepare(found)
-    ran = [point for number, point in enumerate(wanted.candidates) if number not in (7, 10)]
-    write_trials(folder, dataclasses.replace(wanted, candidates=ran), noise)
-    fail(folder, "t0004", "oom")
-    sentence = sentences(confirmation.confirm(found, analysis.read(folder)))[0]
-    assert sentence.startswith("No finalist is better than the baseline by more than the noise on 4 new seeds: ")
-
-
-def test_verdict_after_one_seed_names_one_seed(tmp_path):
-    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
-    folder, wanted = confirming.prepare(found)
-    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:3]), noise)
-    assert "by more than the noise on 1 new seed. " in sentences(confirmation.confirm(found, analysis.read(folder)))[0]
-
-
-def test_report_says_what_the_console_says_if_every_confirming_run_failed(tmp_path):
-    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
-    folder, wanted = confirming.prepare(found)
-    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:3]), noise)
-    fail(folder, "t0001", "oom")
-    fail(folder, "t0002", "oom")
-    fail(folder, "t0000", "oom")
-    report = context.read(found.folder)
-    assert headline.headline(report.evidence) == "No finalist ran to its end: nothing is confirmed."
-    assert headline.headline(report.evidence) == headline.headline(evidence.read(found))
-    assert report.confirming == ""
-
-
-def test_first_confirming_run_under_way_changes_nothing_in_the_report(tmp_path):
-    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
-    before = headline.headline(context.read(found.folder).evidence)
-    folder, wanted = confirming.prepare(found)
-    write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:1]), noise)
-    journal = folder / "trials" / "t0000" / "journal.jsonl"
-    journal.write_text(journal.read_text().splitlines(keepends=True)[0])
-    report = context.read(found.folder)
-    assert headline.headline(report.evidence) == before
-    assert report.confirming == "The confirming runs are not complete: 0 runs have ended."
 
 
 def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):

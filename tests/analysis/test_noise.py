@@ -135,15 +135,6 @@ def test_objective_that_moves_in_no_trial_is_noticed(tmp_path, curves, trials):
     assert noise.unmoved(analysis.read(tmp_path / "night")) == trials
 
 
-@pytest.mark.parametrize(("samples", "said"), [(1000, True), (10**6, False)])
-def test_a_budget_of_a_few_steps_is_told(tmp_path, samples, said):
-    curve = [(5.0, samples, 12.5), (10.0, 2 * samples, 12.5)]
-    write(tmp_path / "night", make(tmp_path / "night"), 0, {}, curve)
-    assert (
-        "it ends after 15 steps" in verdicts.unmoved_words(evidence.read(analysis.read(tmp_path / "night")))
-    ) is said
-
-
 @pytest.mark.parametrize(("repeat", "trials"), [(2.2, 3), (2.002, 0)])
 def test_objective_has_not_moved_where_it_changed_by_less_than_the_noise(tmp_path, repeat, trials):
     wanted = make(tmp_path / "night")
@@ -185,15 +176,6 @@ def test_the_first_run_that_ended_ok_stands_for_a_baseline_that_failed(tmp_path)
     assert noise.finalists(found, 3) == [found.trials[2]], "nor is it a finalist"
 
 
-def test_report_compares_with_the_runs_of_a_baseline_whose_first_run_failed(tmp_path):
-    found = read(tmp_path / "night", repeats=(2.24, 2.1), status="oom", curve=())
-    best = found.leader
-    assert found.versus_baseline(best) == pytest.approx(1.0 / 2.24)
-    sentence = headline.headline(evidence.read(found)).replace("\N{NO-BREAK SPACE}", " ")
-    assert sentence.startswith("t0004 is best: ")
-    assert "below the 2.24 of the baseline (t0001)" in sentence
-
-
 @pytest.mark.parametrize(
     ("more", "clause"),
     [
@@ -217,12 +199,6 @@ def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tm
     block = summary.values(evidence.read(found), 100.0)
     assert (block["speedup_unknown"], block["speedup"]) == ((clause, None) if clause else (None, 2.0))
     assert (block["seconds_to_baseline"] is None) == (block["noise"] is None) == bool(clause)
-
-
-def test_a_baseline_that_never_began(tmp_path):
-    found = read(tmp_path / "night")
-    found.trials = found.trials[2:]
-    assert found.no_baseline(found.leader) == "the baseline has not begun"
 
 
 def test_a_search_for_speed_has_no_ratio_to_a_baseline_that_failed(tmp_path):
@@ -343,16 +319,6 @@ def test_no_speed_is_claimed_from_seconds_that_the_machine_may_have_made(tmp_pat
     assert block["better_than_noise"]
     assert (clause or "") in (block["speedup_unknown"] or "")
     assert (block["speedup"] is None) == (block["seconds_to_baseline"] is None) == bool(clause)
-
-
-def test_curves_that_did_not_move_are_no_remark_beside_a_winner(tmp_path):
-    """Of one run each no move was larger than the noise; the means of several are."""
-    found = read(tmp_path / "night")
-    shown = evidence.Evidence(found)
-    with mock.patch.object(noise, "unmoved", return_value=4):
-        assert "did not move" in verdicts.unmoved_words(shown)
-        with mock.patch.object(evidence.Evidence, "winner", shown.best):
-            assert (verdicts.unmoved_words(shown), shown.unmoved) == ("", 0)
 
 
 @mock.patch.object(Workload, "same_seed", True)

@@ -14,7 +14,6 @@ from tunediff import cli, search
 from tunediff.analysis import journals
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.core.lock import alone
 from tunediff.tuning import experiment
 from tunediff.tuning.optuna_proposer import OptunaProposer
 
@@ -156,18 +155,6 @@ def test_session_of_a_study_is_complete_only_at_its_end(study, tmp_path):
     assert complete() == [False, False, True, True]
 
 
-@pytest.mark.parametrize("error", [None, ZeroDivisionError])
-def test_study_whose_journals_cannot_be_read_is_released(study, tmp_path, error):
-    with pytest.raises(error or tunediff.ConfigError, match="" if error else "is damaged"), study() as one:
-        one.tell(trial := one.ask(), 3.0)
-        with open(tmp_path / "night" / "trials" / trial.name / "journal.jsonl", "a") as file:
-            file.write('{"event": "point", "time": 1.0}\n')
-        if error is not None:
-            raise error
-    with alone(tmp_path / "night"):
-        assert [session.complete for session in journals.sessions(tmp_path / "night")] == [False]
-
-
 def test_trials_end_in_any_order_and_by_any_status(study):
     with study() as one:
         first, second, third, fourth = (one.ask() for _ in range(4))
@@ -287,16 +274,3 @@ def test_measurement_with_a_name_that_points_use_is_refused(study, name):
             trial.report(0.5, **{name: 12.0})
         one.tell(trial, 0.5, my_loss=12.0)
         assert (len(one.search.curves()), one.search.json()["best_value"]) == (1, 0.5)
-
-
-def test_another_process_does_not_release_a_study(study):
-    with study() as one:
-        trial = one.ask()
-        if (child := os.fork()) == 0:
-            one.close()
-            os._exit(0)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        with pytest.raises(tunediff.TunediffError, match="night is running in another process"):
-            study()  # the child has not released it
-        one.tell(trial, 0.5)
-        assert one.search.trials()["error"].tolist() == [0.5]

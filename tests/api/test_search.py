@@ -16,9 +16,9 @@ from matplotlib.figure import Figure
 
 import tunediff
 from tests import searches
-from tunediff import cli, search, search_space
+from tunediff import cli, search
 from tunediff import config as cfg
-from tunediff.api import calls, display
+from tunediff.api import calls
 from tunediff.api.search_setup import SearchOptions
 from tunediff.core import lock
 
@@ -209,16 +209,6 @@ def test_results_of_a_search_in_the_background_wait_until_it_has_begun(night, tm
         process.wait()
 
 
-def test_results_of_a_search_in_the_background_that_never_began_are_its_error(tmp_path):
-    one = tunediff.api.search.Search(
-        tmp_path / "night", subprocess.Popen([sys.executable, "-c", "raise SystemExit(2)"])
-    )
-    one.log.write_text("reading\nerror: no data\n")
-    for result in (one.trials, one.json):
-        with pytest.raises(tunediff.TunediffError, match="night ended with exit code 2: reading\nerror: no data$"):
-            result()
-
-
 def test_a_finished_search_leaves_its_report_and_opens_it_on_request(night, monkeypatch, capsys):
     opened = []
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or len(opened) > 1)
@@ -232,30 +222,3 @@ def test_a_finished_search_leaves_its_report_and_opens_it_on_request(night, monk
     assert search.main(words) == cli.OK
     assert "--open" not in capsys.readouterr().err
     assert opened == [page.as_uri()] * 2
-
-
-def test_a_report_that_cannot_be_written_does_not_cost_the_result(night, capsys):
-    (night.folder / "report.html").mkdir()
-    assert search.main(["--resume", "night", "--storage", str(night.folder.parent)]) == cli.OK
-    out, err = capsys.readouterr()
-    assert "report: python -m tunediff.report night" in out
-    assert "WARNING: ReportWriter failed: IsADirectoryError" in err
-
-
-def test_table_in_a_notebook_is_one_output_that_is_replaced(night, monkeypatch):
-    outputs = []
-
-    class Output:
-        def update(self, html):
-            outputs.append(html.data)
-
-    for name, replaced in (
-        ("rich.console._is_jupyter", lambda: True),
-        ("rich.jupyter.display", lambda *_: outputs.append("another one")),
-        ("IPython.display.display", lambda *_, **__: Output()),
-    ):
-        monkeypatch.setattr(name, replaced)
-    with display.NotebookTable(night.folder, search_space.load(night.folder / "search.yaml")):
-        pass
-    assert len(outputs) == 1
-    assert "t0001" in outputs[0]

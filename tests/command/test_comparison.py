@@ -228,20 +228,6 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
     assert "worse" in capsys.readouterr().out
 
 
-def test_a_comparison_whose_disk_is_full_says_how_to_go_on(program, capsys):
-    """A run whose folder is a file has no journal either."""
-    Path("train.py").write_text(f"import os\nopen(os.environ['TUNEDIFF_FOLDER'] + '/../t0003', 'w')\n{NOISY}")
-    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final", "--no-check"]
-    assert compare.main([*words, "--name", "full"]) == 1
-    said = capsys.readouterr().err
-    assert "cannot be written" in said
-    assert "tunediff.compare --resume full" in said
-    Path("train.py").write_text(NOISY)
-    Path("ray_results/full/trials/t0003").unlink()
-    assert compare.main(["--resume", "full", "--force"]) == 11
-    assert [run.attempts for pair in pairs.read(Path("ray_results/full")).runs for run in pair] == [1] * 6
-
-
 def test_the_check_refuses_a_seed_without_effect(program, capsys):
     words = ["--objective", "loss", "--outcome", "final"]
     Path("train.py").write_text(NOISY.replace("random.seed(options.seed)", "random.seed(0)"))
@@ -259,20 +245,6 @@ def test_files_that_a_pair_writes_beside_its_folders_are_named_and_refused_at_th
     assert "WARNING: written outside {folder}: left.txt" in capsys.readouterr().out
     assert compare.main([*words, "--parallel"]) == 2
     assert "--parallel: written outside {folder}: left.txt" in capsys.readouterr().err
-
-
-def test_a_failed_check_shows_the_last_lines_of_its_log(program, capsys):
-    Path("train.py").write_text("print('no section of that name'); raise SystemExit(3)")
-    assert compare.main(["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final"]) == 2
-    assert "exit code 3: no section of that name" in capsys.readouterr().err
-
-
-def test_a_value_at_which_the_command_fails_is_a_result(program, capsys):
-    Path("train.py").write_text(NOISY + "\nif options.lr > 1: raise ValueError('diverged')\n")
-    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final"]
-    Path("train.py").write_text(Path("train.py").read_text().replace("print(", "if options.lr <= 1: print("))
-    assert compare.main(words) == 12
-    assert "verdict: failed" in capsys.readouterr().out
 
 
 REFUSED = {
@@ -345,16 +317,3 @@ def test_what_a_run_leaves_is_what_it_names(program, capsys):
     folder = program / "ray_results" / "left" / "trials" / "t0000"
     assert trial.artifacts(folder) == [folder / "adapter"]
     assert trial_record.read_trial(folder).clock["kind"] == "process"
-
-
-def test_a_side_that_diverges_to_numbers_is_worse_and_the_output_says_on_how_many_seeds(program, capsys):
-    Path("train.py").write_text(
-        NOISY.replace("options.lr *", "far *").replace(
-            "value =", "far = 7.0 ** (3 + options.seed % 10) if options.lr > 1 and options.seed % 10 else 1.0\nvalue ="
-        )
-    )
-    assert compare.main(["--run", RUN, "lr=1", "lr=2", "--objective", "loss", "--outcome", "final", "--no-check"]) == 11
-    printed = capsys.readouterr().out
-    assert "is worse than A" in printed
-    assert "seeds, to" in printed
-    assert "resolution" not in printed

@@ -14,7 +14,6 @@ import pytest
 from tests.json_schemas import validate
 from tunediff import TunediffError, compare, run_comparison, verify
 from tunediff.analysis import pairs
-from tunediff.core import machine
 from tunediff.judge import frozen_code
 
 NOISY = """
@@ -184,27 +183,6 @@ def test_seeds_follow_from_the_code(proof, capsys):
     assert (result["first_seed"], result["seeds_drawn"]) == (500, False)
 
 
-def test_a_seed_without_effect_is_named(program, capsys):
-    Path("train.py").write_text(NOISY.replace("{options.seed} ", "7 "))
-    assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--json"]) == 11
-    found = json.loads(capsys.readouterr().out)["seeds_without_effect"]
-    assert [line[:8] for line in found] == ["A: seeds", "B: seeds"]
-
-
-@pytest.mark.skipif(machine.cores() < 2, reason="two runs at a time need two cores")
-def test_a_machine_with_too_few_devices_writes_nothing(program, capsys, monkeypatch, tmp_path_factory):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    words = ["--run", RUN, "lr=1", "lr=2", *WORDS, "--parallel", "--name", "x", "--out", "proof"]
-    assert compare.main(words) == 11, "two cores are two devices"
-    monkeypatch.setenv("OMP_NUM_THREADS", "1000")
-    monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
-    capsys.readouterr()
-    assert compare.main(["--reproduce", str(program / "proof")]) == 2
-    said = capsys.readouterr()
-    assert "--parallel: there are no two equal devices for the sides of a pair" in said.err
-    assert (said.out, list(elsewhere.iterdir())) == ("", [])
-
-
 def test_another_machine_runs_it_again(proof, capsys, tmp_path_factory, monkeypatch):
     """In a folder that has neither the training nor its repository."""
     monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
@@ -295,12 +273,6 @@ def test_all_that_may_run_is_in_the_digest_or_named(tmp_path):
     assert counted == [".conf/base.yaml", ".gitignore", ".gitmodules", "loss.py", "new.py", "shared/loss.py", "sub/model.py",
                        "train.py"]  # fmt: skip
     assert sorted(left) == [".env", "local.py"]
-
-
-def test_a_program_without_a_seed_has_none_that_follow(program, capsys):
-    run = RUN.replace(" --seed {seed}", "")
-    assert compare.main(["--run", run, "lr=1", "lr=2", *WORDS, "--same-seed", "--json"]) in (10, 11)
-    assert json.loads(capsys.readouterr().out)["seeds_drawn"] is False
 
 
 def test_equal_sides_have_other_seeds_of_the_same_stream_and_are_verified(program, capsys):

@@ -7,15 +7,11 @@ import time
 import pytest
 from rich.console import Console as Terminal
 
-from tests import helpers, searches
-from tunediff.analysis import following
+from tests import searches
 from tunediff.core import progress, text
 from tunediff.core.journal import Journal
 from tunediff.core.progress import EventLines
-from tunediff.core.trial_record import End
 from tunediff.report import console, heartbeat, live_table, plan, words
-
-POINT = {"index": 1, "train_s": 5.0, "frechet": 4.0, "samples_per_s": 50.0}
 
 
 @pytest.fixture
@@ -42,38 +38,6 @@ def shown(folder, space, width=140, height=30, events=()):
 
 
 # -------------------------------------------------------------------------------------------------------------- events
-def test_failures_are_printed_above_the_table_and_reasons_are_no_markup(night):
-    lines = shown(*night, events=[("end", "t0002", {}), ("end", "t0001", {})])
-    assert "t0002 oom  no [memory] left  loader.batch_size=32" in lines[0]
-    assert not any("t0001 ok" in line for line in lines[:2])
-
-
-def test_a_restart_is_printed_with_its_reason(night, capsys):
-    folder, space = night
-    journal = Journal(folder / "trials" / "t0003")
-    journal.write("restarted", reason="checkpoint.pt cannot be read (EOFError)")
-    journal.point(helpers.point(4, 8.0, frechet=5.0))
-    journal.end(End("ok"))
-    console.Console(folder, space).listen("end", "t0003", {})
-    assert "started from the beginning: checkpoint.pt cannot be read (EOFError)" in capsys.readouterr().out
-    assert any("t0003 ok  started from the beginning" in line for line in shown(*night, events=[("end", "t0003", {})]))
-
-
-def test_a_trial_that_lost_its_node_is_no_failure(night, capsys):
-    folder, space = night
-    lines = console.Console(folder, space)
-    Journal(folder / "trials" / "t0003").write("lost", nodes=["a"], reason="died")
-    lines.listen("end", "t0003", {})
-    assert "t0003 has lost its node and will go on from its checkpoint" in capsys.readouterr().out
-
-
-def test_a_skipped_trial_is_announced_once(night, capsys):
-    folder, space = night
-    lines = console.Console(folder, space)
-    searches.write(folder, space, 4, {"precision.amp": "bf16"}, (), status="skipped", reason="not run: as t0002")
-    for event in ("point", "end"):
-        lines.listen(event, "t0003", POINT)
-    assert capsys.readouterr().out.count("t0004 skipped  not run: as t0002  precision.amp=bf16") == 1
 
 
 def test_names_of_confirming_runs_have_their_folder(tmp_path, capsys):
@@ -165,22 +129,6 @@ def test_progress_that_nobody_can_read_ends_no_work():
     assert (work.done, heard) == (1, [0])
 
 
-def test_of_thousands_of_trials_the_summary_is_made_seldom_and_every_end_is_printed(night, capsys, monkeypatch):
-    """As if four were many: the best so far is that of the last time; the count and the trial itself are of now."""
-    for module, name, value in ((console, "MANY", 1), (following, "MANY", 1), (following, "SHARE", 1e-9)):
-        monkeypatch.setattr(module, name, value)
-    folder, space = night
-    lines = console.Console(folder, space)
-    searches.write(folder, space, 4, {"precision.amp": "bf16"}, ((10.0, 400, 6.0), (20.0, 800, 2.0)))
-    lines.listen("end", "t0004", {})
-    line = capsys.readouterr().out
-    assert "t0004 ok  20.0 s  FD (classifier) 2  0.20× baseline" in line
-    assert "best t0001 5" in line
-    monkeypatch.setattr(following, "MANY", 500)
-    lines.listen("end", "t0004", {})
-    assert "best t0004 2" in capsys.readouterr().out
-
-
 # ------------------------------------------------------------------------------------------------------------- silence
 def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
     space = searches.make(folder := tmp_path / "night")
@@ -225,14 +173,6 @@ def test_heartbeat_says_which_part_of_a_trial_runs(tmp_path):
     assert re.fullmatch(r"t0000 training for \d+s \(at most 16m00s\)", beating.doing())
     Journal(place).write("end", status="ok")
     assert beating.doing() == "1 run ended, none is under way"
-
-
-def test_heartbeat_counts_the_start_of_workers_from_their_request(tmp_path, clock):
-    beating = heartbeat.Heartbeat(searches.make(tmp_path / "night") and tmp_path / "night", print)
-    for clock.s, waited in ((60.0, "1m00s"), (90.0, "0s")):
-        if waited == "0s":
-            beating.workers_requested()
-        assert beating.doing() == f"starting the workers for {waited}"
 
 
 # ------------------------------------------------------------------------------------------------------ narrow terminals

@@ -2,16 +2,14 @@
 
 import contextlib
 import json
-import math
 import re
 
 import markupsafe
-import numpy as np
 import pytest
 import yaml
 
 from tests.report.pages import Elements, words, written
-from tests.searches import FILE, again, make, random_points, write
+from tests.searches import FILE, again, make, write
 from tunediff.analysis import journals
 from tunediff.report import __main__ as command
 from tunediff.tuning import sessions
@@ -57,30 +55,6 @@ def test_the_page_loads_nothing_runs_no_script_and_shows_content_of_files_as_tex
     assert all(link.startswith("#") for link in links)
 
 
-def test_damaged_points_are_no_values(night, plain):
-    space = journals.read(night)[0].space
-    place = write(night, space, 3, {"loader.batch_size": 32}, curve=((5.0, 10, 3.0), (20.0, 40, 1.0)))
-    text = (place / "journal.jsonl").read_text()
-    text = text.replace('"frechet": 1.0', '"frechet": "low"').replace('"samples_per_s": 2.0', '"samples_per_s": NaN')
-    (place / "journal.jsonl").write_text(text + "\n[1, 2]\nnot json\n\xff\n" + '{"event": "point"')
-    (night / "trials" / "t0004").mkdir()
-    (night / "trials" / "t0005").mkdir()
-    (night / "trials" / "t0005" / "journal.jsonl").write_bytes(b"\x00\xff\n{}\n{}")
-    text = words(written(night))
-    assert "t0001 is ahead" in text
-    assert "1 journal was not readable and left out" in text
-    assert "t0005" in text
-
-
-def test_the_result_comes_first_title_verdict_curves_then_the_contents(night):
-    page = written(again(night))
-    places = [page.index(part) for part in ("<h1>", 'class="lead"', "<figure>", "<nav", 'id="trials"')]
-    assert places == sorted(places)
-    first = words(page[: page.index("<nav")])
-    assert "lower is better; depends on the number of images" in first, "what the objective is"
-    assert first.count("0.8") == 1, "one value of the winner"
-
-
 # --------------------------------------------------------------------------------------------------------------- states
 def test_a_search_that_has_just_begun(tmp_path, plain):
     space = make(tmp_path / "night")
@@ -118,22 +92,6 @@ def test_the_state_says_why_trials_did_not_begin(night, plain, error, total, tim
         if error:
             raise error
     assert state in words(written(night))
-
-
-@pytest.mark.nightly
-def test_a_thousand_trials(tmp_path, rendered):
-    folder = tmp_path / "night"
-    space = make(folder, FILE | {"budget": {"per_trial": "20s", "trials": 1000}})
-    rng = np.random.default_rng(0)
-    for number, point in enumerate([{}, *random_points(space, 999)]):
-        rate = 200.0 * (1.9 if point.get("precision.amp") == "bf16" else 1.0) * math.exp(rng.normal(0, 0.05))
-        value = (1 + math.log(point.get("optimizer.lr", 3e-4) / 1e-3) ** 2 / 4) * math.exp(rng.normal(0, 0.1))
-        curve = [(5.0 * i, int(5 * i * rate), value * 5 / i) for i in range(1, 5)]
-        status = "nan" if rng.random() < 0.05 else "pruned" if rng.random() < 0.1 else "ok"
-        write(folder, space, number, point, curve[: 4 if status == "ok" else 2], status=status, reason="x" * 40)
-    page = written(folder)
-    assert len(page) < 3e6
-    assert "1,000 trials, the best first" in words(page)
 
 
 # --------------------------------------------------------------------------------------------------------- the command

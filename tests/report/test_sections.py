@@ -8,21 +8,15 @@ import numpy as np
 import pytest
 
 from tests.comparisons import PLAIN
-from tests.helpers import toy, train
 from tests.report.pages import words, written
 from tests.searches import FILE, again, make, noisy, random_points, write
-from tests.training import test_capture
 from tunediff import analysis, export, search_space
 from tunediff.analysis import evidence, journals, noise, pareto
 from tunediff.analysis.why import Why
-from tunediff.core import trial_record
-from tunediff.report import context, html, outputs, summary
-from tunediff.report.console import Console
+from tunediff.report import context, summary
 from tunediff.report.figures import Figures
-from tunediff.report.live_table import LiveTable
 from tunediff.report.sections import reproduce, seeds
 from tunediff.report.sections.why import explain
-from tunediff.training.observer import Recorder
 from tunediff.tuning import confirming
 
 GRID = {"workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 3, "grid": {"precision.amp": ["none", "bf16"]}}
@@ -59,35 +53,6 @@ def test_the_sentence_says_which_of_the_two_it_is(parts, said):
     assert said in sentence
     assert sentence.endswith("; one run each.")
     assert sentence.count(".") == 1 + len(re.findall(r"\d\.\d", sentence)), "one sentence"
-
-
-def test_a_refused_capture_is_a_reason_in_point_console_table_and_report(tmp_path, plain, capsys):
-    """Of a training whose loop reads its loss on the host, captured by the recording of `test_capture.py`."""
-
-    def body(trial):
-        net, optimizer = test_capture.fused(trial)
-        for inputs, targets in trial.batches((test_capture.INPUTS, test_capture.TARGETS)):
-            test_capture.with_item(trial, net, optimizer, inputs, targets)
-
-    observer = Recorder(tmp_path)
-    train(toy(), samples=64, program=test_capture.Recorded(), observer=observer, body=body)
-    points = [event for event in trial_record.events(tmp_path) if event["event"] == "point"]
-    reason = "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:"
-    assert points[-1]["capture"].startswith(f"refused: {reason}")
-
-    content = FILE | {"search": FILE["search"] | {"compile.capture": ["none", "step"]}}
-    space = make(folder := tmp_path / "night", content)
-    write(folder, space, 0)
-    drawn = {"compile.capture": "step", "loader.batch_size": 256}
-    write(folder, space, 1, drawn, ((20.0, 4000, 0.8),), found={"capture": points[-1]["capture"]})
-    for shows in (Console, LiveTable):
-        shows(folder, space).listen("end", "t0001", {})
-        assert f"not captured: {reason}" in " ".join(capsys.readouterr().out.split())
-    text = words(written(folder))
-    assert f"not captured: {reason[:60]}" in text
-    assert f"refused: {reason}" in text, "what changes nothing in the winner"
-    table = evidence.read(analysis.read(folder)).table()
-    assert list(table["reason"].str.startswith(f"not captured: {reason}")) == [False, True]
 
 
 @pytest.mark.parametrize(("at_samples", "within"), [((2.0, 1.9), True), ((1.9, 2.0), True), ((2.0, 1.5), False)])
@@ -217,14 +182,6 @@ def test_a_file_of_the_user_is_confirmed_as_well(tmp_path):
     assert known.confirmation.bias(known.confirmation.leader)[0] == 0.9
 
 
-def test_figures_name_the_processor_and_its_instruction_sets(tmp_path):
-    """Two of one name may differ in them, and then in speed."""
-    space = make(tmp_path / "night")
-    write(tmp_path / "night", space, 0, machine={"cpu_features": ["avx2", "avx512f", "amx_tile", "amx_bf16"]})
-    found = analysis.read(tmp_path / "night")
-    assert outputs.measured_on(found) == "slow one (avx512f, amx_bf16), 2 CPU cores, torch 2.15, 20s training each"
-
-
 # --------------------------------------------------------------------------------------------------------------- seeds
 def test_curves_over_seeds_have_a_band_of_one_standard_deviation(tmp_path):
     """Three seeds of the baseline end at 2.0, 2.2 and 2.4: mean 2.2, standard deviation 0.2."""
@@ -265,20 +222,3 @@ def test_configurations_count_by_the_means_of_their_repeats(tmp_path, plain):
 
 
 # -------------------------------------------------------------------------------------------------------------- markup
-def test_tables_stack_on_a_telephone_and_align_numbers_alone():
-    cells = html.table(["what", "speed-up"], [["loader.batch_size=64", "at least 4"]], words=1, stacks=True)
-    assert 'class="stacks"' in cells
-    assert '<td class="n" data-label="speed-up">at least 4</td>' in cells
-    assert "loader.<wbr>batch_<wbr>size=<wbr>64" in cells
-
-
-@pytest.mark.parametrize(
-    ("text", "markup"),
-    [
-        ("memory.channels_last=true", "memory.<wbr>channels_<wbr>last=<wbr>true"),
-        ("1.", "1."),
-        ("<a.b>", "&lt;a.<wbr>b&gt;"),
-    ],
-)
-def test_names_break_after_dots_and_underscores_only(text, markup):
-    assert html.breakable(text) == markup

@@ -239,15 +239,16 @@ def test_a_search_without_a_study_has_no_table(tmp_path):
         study_table.table(found)
 
 
-def test_numbers_are_shown_as_they_are_read():
-    study = search_space.parse(yaml.safe_load(GRID), "x.yaml").study
-    assert study_table.shown(study, "step_s", 0.0123) == "12.3"
-    assert study_table.shown(study, "loader.batch_size", 128) == "128"
-    assert study_table.shown(study, "model.checkpoint_levels", [0, 1]) == "[0, 1]"
-    assert study_table.shown(study, "peak_memory_mib", 2249.3) == "2249"
-    assert study_table.shown(study, "samples_per_s", None) == study_table.shown(study, "samples_per_s", math.nan) == ""
-    assert study_table.shown(study, "precision.amp", "bf16") == "bf16"
-    assert study_table.shown(study, "optimizer.beta2", 0.9999) == "0.9999"
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("step_s", 0.0123, "12.3"), ("loader.batch_size", 128, "128"), ("model.checkpoint_levels", [0, 1], "[0, 1]"),
+        ("peak_memory_mib", 2249.3, "2249"), ("samples_per_s", None, ""), ("samples_per_s", math.nan, ""),
+        ("precision.amp", "bf16", "bf16"), ("optimizer.beta2", 0.9999, "0.9999"),
+    ],
+)  # fmt: skip
+def test_numbers_are_shown_as_they_are_read(name, value, text):
+    assert study_table.shown(search_space.parse(yaml.safe_load(GRID), "x.yaml").study, name, value) == text
 
 
 def test_runs_that_repeat_the_baseline_are_one_row(tmp_path):

@@ -58,25 +58,6 @@ def test_token_of_the_user_is_left_alone(monkeypatch, name, value, said):
         assert local_cluster.dashboard("127.0.0.1:8265").endswith(said)
 
 
-@pytest.mark.parametrize("address", [None, "auto"])
-def test_greeting_says_what_listens_where_and_nothing_of_a_cluster_that_was_there_before(
-    session, monkeypatch, tmp_path, address
-):
-    """The dashboard of another cluster may be open to everybody."""
-    lines = []
-
-    def greet(line):
-        lines.append(line)
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt), connection.workers(tmp_path, lambda *machines: None, address, None, greet):
-        pass
-    listens = (
-        "(loopback; Ray's other ports: all interfaces; token: cat " if address is None else "(of the cluster at auto)"
-    )
-    assert lines[0].startswith(f"dashboard http://10.0.0.5:8265 {listens}")
-
-
 @pytest.fixture
 def session(tmp_path, monkeypatch):
     """The folder of the session that `ray.init` is said to have started, beside another one."""
@@ -114,13 +95,6 @@ def test_session_folder_stays_after_a_fault_on_a_cluster_or_where_asked_for(sess
     with connection.cluster(address):
         pass
     assert left(session) == ["discovery.json", "session_1", "session_2", "session_latest"]
-
-
-def test_log_level_of_ray_is_put_back_after_a_search(session, caplog):
-    caplog.set_level(logging.DEBUG, "ray")
-    with connection.cluster(None):
-        assert logging.getLogger("ray").level == logging.ERROR
-    assert logging.getLogger("ray").level == logging.DEBUG
 
 
 def test_session_link_of_another_search_stays(session):

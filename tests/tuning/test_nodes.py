@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ray.exceptions import RayError
 
-import tunediff
 from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import search
@@ -130,12 +128,6 @@ def test_drivers_are_beside_the_search_also_on_a_head_without_cpus(nodes, runtim
     assert f"bundle_label_selector=[{{'ray.io/node-id': '{head['NodeID']}'}}]" in repr(group)
 
 
-def test_what_travels():
-    env = cluster.runtime_env()
-    assert env["py_modules"] == tunediff.__path__
-    assert env["env_vars"]["RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"] == "1.0"
-
-
 def test_a_head_that_does_not_answer_any_more_is_noticed_once(clock, runtime_is):
     lost = threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as head:
@@ -200,13 +192,3 @@ def test_a_cluster_that_does_not_take_us_may_want_a_token(monkeypatch, mode, hin
 def test_addresses(capsys, address, message):
     assert search.main(["digits", "--address", address]) == 2
     assert f"--address: {message}" in capsys.readouterr().err
-
-
-def test_a_node_that_failed_is_reported_by_the_last_line_of_its_error(monkeypatch):
-    """Ray puts the traceback of the other process above it."""
-
-    def get(answer, timeout):
-        raise RayError("Traceback (most recent call last):\n  File …\nPermissionError: /data\n")
-
-    monkeypatch.setattr(node_checks.ray, "get", get)
-    assert node_checks.answer_text(object()) == "PermissionError: /data"

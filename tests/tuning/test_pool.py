@@ -126,17 +126,6 @@ def test_what_fits_nowhere_is_refused_with_the_numbers():
         share()
 
 
-def test_a_trial_that_waits_says_for_what(clock):
-    heard = []
-    pool = Pool(share(gpus(4), gpus(2, name="b"), sizes=(1, 4)))
-    pool.say = heard.append
-    assert taken(pool, 1, 1, 1) == ["b", "b", "a"]
-    for clock.s in (1.0, 30.0, 62.0, 90.0, 185.0):
-        assert pool.take(4) is None
-    said = "the next trial waits for {}: it needs 4 GPUs; free: a: 3; b: 0"
-    assert heard == [said.format("1m01s"), said.format("3m04s")]
-
-
 def test_nodes_that_go_and_come(clock):
     """What a lost node gave is nobody's; a new one is used."""
     there = [cpus(2, "a"), cpus(2, "b")]

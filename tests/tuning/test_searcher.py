@@ -9,7 +9,6 @@ import pytest
 from tests.helpers import point
 from tests.tuning.asked import BIG, FILE, end, study
 from tunediff import search_space
-from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.trial_record import End
@@ -154,12 +153,6 @@ def test_configuration_that_is_lost_twice_is_drawn_no_third_time_in_its_session(
     assert drawn_with_lost_ones(make, 14, {32}) == [32, 32], "a node may have been bad"
 
 
-def test_resume_draws_what_was_lost_often(make):
-    sizes = {32, 64, 128}
-    drawn_with_lost_ones(make, 8, sizes)
-    assert set(drawn_with_lost_ones(make, 100, set())) == sizes
-
-
 def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):
     first = make()
     end(first, first.suggest("a"), "a")
@@ -261,15 +254,6 @@ def test_the_baseline_alone_leaves_confirming_runs_no_time(make, clock):
     for name in ("a", "b", "c"):
         end(searcher, searcher.suggest(name), name)
     assert searcher.suggest("d") == "FINISHED"
-
-
-def test_resume_leaves_time_for_confirming_runs(make):
-    limits = {"budget": {"per_trial": "3s", "trials": 6, "total": "1h"}, "confirm": {"of": 1}}
-    searcher = make(**limits)
-    for name in ("a", "b"):
-        end(searcher, searcher.suggest(name), name)
-    assert make(spent_s=3590.0, **limits).suggest("c") == "FINISHED"
-    assert make(spent_s=3500.0, **limits).suggest("d") != "FINISHED"
 
 
 def test_contradicting_knobs_are_drawn_again(make):
@@ -468,20 +452,6 @@ def test_a_stopped_trial_says_by_what_and_when(make):
     assert stopped.reason == "stopped by asha after 1.5 s"
 
 
-def test_a_trial_that_a_full_disk_ended_is_neither_good_nor_bad(make, monkeypatch):
-    """Its end cannot be told from the disk's: it has none, and the resumed search takes it up."""
-    searcher = make()
-    suggestion = searcher.suggest("a")
-    end(searcher, suggestion, None, status=None)
-    with monkeypatch.context() as patch:
-        patch.setattr(environment, "unwritable", lambda folder: "No space left on device")
-        searcher.on_trial_complete("a", None, error=True)
-    assert "No space left" in str(searcher.broken)
-    assert not record.read_trial(searcher.proposer.experiment / "trials" / suggestion["trial"]).finished
-    again = make().suggest("b")
-    assert {key: again[key] for key in suggestion} == suggestion
-
-
 def test_disk_without_room_for_a_checkpoint_stops_the_search_and_the_trial_is_repeated(make):
     """The probe of the disk finds room: it is smaller than a checkpoint."""
     searcher = make()
@@ -579,7 +549,7 @@ def test_a_large_trial_is_not_overtaken_by_small_ones(make):
     assert searcher.suggest("f")["parallel.workers"] == 2
 
 
-@pytest.mark.parametrize("name", ["GPSampler", "RandomSampler", "NSGAIISampler"])
+@pytest.mark.parametrize("name", ["GPSampler", "NSGAIISampler"])
 def test_a_file_names_the_sampler_of_optuna_that_draws(make, name):
     searcher = make(sampler=name)
     drawn = []

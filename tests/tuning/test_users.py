@@ -111,7 +111,7 @@ def test_a_users_workload_and_its_faults(search, tmp_path):
     assert "never reads" in trials[0].not_effective["unused"]
     assert "WARNING: faulty.py: the check never saw train(trial) read unused: " in one.log
     assert "checking faulty.py: 2 steps and 2 evaluations on 2 ranks" in one.log
-    assert re.search(r"t0000 ok +3\.\d s  accuracy 0\.\d+ .*pairs/s", one.log)
+    assert re.search(r"t0000 ok +[\d.]+ s  accuracy [\d.]+ .*pairs/s", one.log)  # 1 where all are right
     assert "images" not in one.log
     assert block(one.log)["best_value"]
 

@@ -186,20 +186,6 @@ def test_a_final_evaluation_tells_how_far_it_is(tmp_path, job, monkeypatch):
     assert not (tmp_path / DOING).exists()
 
 
-def test_worker_that_prepares_a_trial_says_so(tmp_path, job, trains):
-    """Its file may be of the time when its group was waited for."""
-    (tmp_path / DOING).write_text(json.dumps({"part": "waiting", "since": 0.0, "work": "a node"}))
-    parts = []
-
-    def prepare(*_, **__):
-        parts.append(json.loads((tmp_path / DOING).read_text())["part"])
-        raise ValueError
-
-    trains(prepare)
-    worker.work(job, Parent(tmp_path), alone())
-    assert parts == ["setup"]
-
-
 def test_a_trial_that_an_orphan_ended_meanwhile_is_not_run_again(tmp_path, job):
     """A slot was killed, its workers lived on for a moment and wrote the end."""
     worker.work(job, Parent(tmp_path), alone())
@@ -335,22 +321,6 @@ def test_what_breaks_ends_the_trial_unless_it_was_no_fault_of_it(tmp_path, job, 
     assert (tmp_path / "traceback-rank0.txt").exists() == (status is not None)
     if status is not None:
         assert parent.last.reason == f"{type(error).__name__}: {error}"
-
-
-def test_traceback_with_a_name_that_is_not_utf8_does_not_lose_the_end(tmp_path, job, trains):
-    """Python has such a byte of a file's name as a surrogate, which no encoding of text takes."""
-    trains(raising(ValueError(os.fsdecode(b"caf\xe9.png") + " is no image")))
-    worker.work(job, Parent(tmp_path), alone())
-    assert record.read_trial(tmp_path).status == "error"
-    assert "caf\\udce9.png" in (tmp_path / "traceback-rank0.txt").read_text(encoding="utf-8")
-
-
-def test_a_full_disk_that_hides_behind_another_error_is_no_end(tmp_path, job, trains, disk_probe):
-    trains(raising(ValueError("could not be written")))
-    disk_probe("No space left on device")
-    with pytest.raises(OSError, match="No space left"):
-        worker.work(job, Parent(tmp_path), alone())
-    assert not record.read_trial(tmp_path).finished
 
 
 def test_a_point_beyond_the_curve_waits_for_no_decision(tmp_path, job):
