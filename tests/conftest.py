@@ -164,20 +164,6 @@ def disk_fault(monkeypatch):
 
 
 @pytest.fixture
-def no_locks(monkeypatch):
-    """Lets the file system refuse every lock with this code."""
-
-    def refuse(code):
-        def lock(*_):
-            raise OSError(code, os.strerror(code))
-
-        for name in ("flock", "lockf"):
-            monkeypatch.setattr(f"fcntl.{name}", lock)
-
-    return refuse
-
-
-@pytest.fixture
 def environment_is(monkeypatch):
     """Lets the hardware and versions of this machine differ from what they are by these facts."""
     from tunediff.core import environment
