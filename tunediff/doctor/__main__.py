@@ -1,4 +1,4 @@
-"""Can a search train on this machine, how fast, and what is broken? In about a minute.
+"""Can a search train on this machine, and what is broken? In about a minute.
 
 Each line: ok, weak, missing, wrong or skipped, what was found, and what it means. Exit code 0: a
 search can run.

@@ -1,27 +1,33 @@
-"""The checks of the doctor, and what they found."""
+"""The checks of the doctor. What may crash or hang runs in processes of its own."""
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
-import time
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
+from tunediff import config as cfg
 from tunediff.config.code import described
-from tunediff.config.systems import Loader
+from tunediff.config.systems import Compile, Loader
 from tunediff.core import environment, machine, text
+from tunediff.core.clock import Budget
+from tunediff.core.template_ask import ask
 from tunediff.core.trial_record import CAPTURED
 from tunediff.data import loader
-from tunediff.distributed import alone
-from tunediff.doctor.processes import answer
+from tunediff.distributed import alone, from_environment
 from tunediff.profiling import measure
-from tunediff.training import hardware
+from tunediff.training import compilation, hardware
+from tunediff.training.engine import Engine
+from tunediff.training.trial import run
 
 
 @dataclass
@@ -34,11 +40,9 @@ class Finding:
     found: str
     means: str = ""
     """The consequence for a search."""
-    numbers: Mapping[str, Any] = field(default_factory=dict)
     name: str = ""
     needed: bool = False
     """Whether a search cannot run, or be relied on, without it."""
-    seconds: float = 0.0
 
     @property
     def stops(self) -> bool:
@@ -46,6 +50,7 @@ class Finding:
         return self.needed and self.state in ("missing", "wrong")
 
 
+# ---- in this process
 def gpus(storage: Path) -> Finding:
     """Check that torch sees the GPUs that trials are planned for."""
     planned = len(machine.gpus())
@@ -65,18 +70,13 @@ def gpus(storage: Path) -> Finding:
 
 def cpu(storage: Path) -> Finding:
     """Measure how many cores this process may use, and how busy other processes keep them."""
-    cores, all_cores = machine.cores(), psutil.cpu_count() or 1
-    before = hardware.Usage.now()
-    psutil.cpu_percent(interval=1.0)
-    used = hardware.Usage.now().since(before)
-    others = hardware.disturbance(used, used.own_s, all_cores)["other_load_share"]
-    numbers = {"cores": cores, "machine_cores": all_cores, "other_load_share": others}
+    cores, others = machine.cores(), psutil.cpu_percent(interval=1.0) / 100
     means = "training, loader and Ray share one core" if cores < 2 else ""
     if others > hardware.DISTURBED:
         means = "measurements may be marked as disturbed: wait"
     name = environment.describe()["cpu"]
-    found = f"{name}: {cores} of {all_cores} cores; others use {others:.0%}"
-    return Finding("weak" if means else "ok", found, means, numbers)
+    found = f"{name}: {cores} of {psutil.cpu_count()} cores; others use {others:.0%}"
+    return Finding("weak" if means else "ok", found, means)
 
 
 def formats(storage: Path) -> Finding:
@@ -84,8 +84,8 @@ def formats(storage: Path) -> Finding:
     gains = measure.format_gains(alone())
     found = ", ".join(f"{name} {gain:.2g}×" for name, gain in gains.items()) or "float32 only"
     if fast := [name for name, gain in gains.items() if gain >= 1.1]:
-        return Finding("ok", found, f"worth searching: {', '.join(fast)}", gains)
-    return Finding("weak", found, "precision.amp does not pay here", gains)
+        return Finding("ok", found, f"worth searching: {', '.join(fast)}")
+    return Finding("weak", found, "precision.amp does not pay here")
 
 
 def disk(storage: Path) -> Finding:
@@ -95,13 +95,10 @@ def disk(storage: Path) -> Finding:
     if (why := environment.unwritable(folder)) is not None:
         return Finding("missing", f"{folder} cannot be written: {why}", "use another --storage")
     usage = shutil.disk_usage(folder)
-    free_gib, means = usage.free / 2**30, ""
+    found = f"{folder}: {usage.free / 2**30:,.0f} GiB free"
     if usage.used > 0.95 * usage.total:  # Ray's `local_fs_capacity_threshold`
-        means = "over 95 % full, where Ray begins to refuse work"
-    elif free_gib < 5:
-        means = "--dry-run says what a search takes of it"
-    found = f"{folder}: {free_gib:,.0f} GiB free"
-    return Finding("weak" if means else "ok", found, means, {"free_gib": free_gib})
+        return Finding("weak", found, "over 95 % full, where Ray begins to refuse work")
+    return Finding("ok", found)
 
 
 def loading(storage: Path) -> Finding:
@@ -115,55 +112,104 @@ def loading(storage: Path) -> Finding:
     return Finding("ok", "two start and hand over their rows")
 
 
+# ---- in other processes
+def answer(name: str, within_s: float, ranks: int = 1) -> str:
+    """Return what is wrong by one of `PROBES`, called in processes of its own; '' if nothing is."""
+    with tempfile.TemporaryFile() as output:
+        return str(ask(f"{__name__}:send", name, ranks=ranks, within_s=within_s, output=output))
+
+
+def send(connection: Connection, name: str) -> None:
+    """Send what one of `PROBES` returns; the function of a template's run."""
+    connection.send(PROBES[name]())
+
+
 def group(storage: Path) -> Finding:
     """Check collectives between all GPUs, or between two processes on a CPU."""
-    ranks = len(machine.gpus()) or 2
+    ranks, means = len(machine.gpus()) or 2, "parallel.workers = 1 only"
     if ranks == 1:
-        return Finding("skipped", "one GPU", "parallel.workers = 1 only")
-    numbers = answer("averaged", ranks=ranks, within_s=120)
-    found = f"{ranks} processes average 25 MiB in {numbers['mean_s']:.3f} s"
-    if not numbers["right"]:
-        return Finding("wrong", f"{found}, wrongly", "parallel.workers = 1 only")
-    return Finding("ok", found, numbers=numbers)
+        return Finding("skipped", "one GPU", means)
+    if wrong := answer("averaged", 120, ranks):
+        return Finding("wrong", wrong, means)
+    return Finding("ok", f"{ranks} processes average gradients")
+
+
+def averaged() -> str:
+    """Average gradients over all processes, as DDP does."""
+    with from_environment() as world:
+        mean = world.mean(torch.full((2**20,), world.rank + 1.0, device=world.device))
+        wrong = world.any(not bool((mean == (world.size + 1) / 2).all()))
+    return "the mean of all processes is wrong" if wrong else ""
 
 
 def compiling(storage: Path) -> Finding:
     """Check that a small compiled network computes what it does eagerly."""
-    means = "compile.mode = none only: trials that draw another one fail"
-    try:
-        numbers = answer("compiled", within_s=300)
-    except (RuntimeError, TimeoutError) as error:
-        needs = "it takes a C++ compiler and Python's headers"
-        return Finding("missing", str(error), f"{means}; {needs}")
-    found = f"a small network in {numbers['compile_s']:.0f} s, {numbers['graphs']} graphs"
-    if not (numbers["graphs"] and numbers["right"]):
-        return Finding("wrong", f"{found}, not as computed eagerly", means, numbers)
-    return Finding("ok", found, "larger networks take minutes on a CPU", numbers)
+    if wrong := answer("compiled", 300):
+        return Finding("wrong", wrong, "compile.mode = none only")
+    return Finding("ok", "a small network is compiled", "larger networks take minutes on a CPU")
+
+
+def compiled() -> str:
+    """Run a small network forwards and backwards, compiled and eagerly."""
+    device = alone().device
+    torch.manual_seed(0)
+    eager = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.SiLU()).to(device)
+    net, options = copy.deepcopy(eager), Compile(mode="default")
+    x = torch.randn(2, 8, device=device, requires_grad=True)
+    compiling = compilation.Compilation(options)
+    with compilation.cold_cache(options):
+        model = compiling.apply(net, net, None)
+        (gradient,) = torch.autograd.grad(model(x).square().sum(), x)
+        graphs = compiling.facts()["compiled_graphs"]
+    (expected,) = torch.autograd.grad(eager(x).square().sum(), x)
+    right = torch.allclose(gradient, expected, rtol=1e-3, atol=1e-4)
+    return "" if graphs and right else f"{graphs} graphs, not as computed eagerly"
 
 
 def capturing(storage: Path) -> Finding:
     """Check that a training's step can be captured, and that replays learn the same."""
     if not machine.gpus():
         return Finding("ok", "no GPU: compile.capture = step has no effect")
-    numbers = answer("captured", within_s=180)
-    if numbers["capture"] != CAPTURED:
-        return Finding("wrong", numbers["capture"], "compile.capture = none only", numbers)
+    if wrong := answer("captured", 180):
+        return Finding("wrong", wrong, "compile.capture = none only")
     return Finding("ok", "a small step is captured, and its replays learn the same")
+
+
+def captured() -> str:
+    """Train a small network for a few steps, captured."""
+    knobs = {"optimizer.implementation": "fused", "compile.capture": "step"}
+    config = cfg.override(cfg.baseline("digits"), knobs)
+    point = run(Engine(config, Budget(steps=6), alone(), evaluates=False)).points[-1]
+    return "" if point.capture == CAPTURED else str(point.capture)
 
 
 def ray(storage: Path) -> Finding:
     """Check that a cluster runs a task, and counts the cores and GPUs of this machine."""
-    numbers = answer("cluster", within_s=240)  # Ray may take 120 of them to start
-    found = f"up after {numbers['start_s']:.1f} s, first task after {numbers['task_s']:.1f} s"
-    if not numbers["right"]:
-        means = "it counts other cores or GPUs than there are: trials may wait for ever"
-        return Finding("wrong", found, means, numbers)
-    if not numbers["url"]:
-        means = "no dashboard, which frees what stopped trials held: early_stopping: none"
-        return Finding("weak", found, means, numbers)
-    return Finding("ok", found, numbers=numbers)
+    if wrong := answer("cluster", 240):  # Ray may take 120 of them to start
+        return Finding("wrong", wrong, "trials may wait for ever")
+    return Finding("ok", "a cluster starts and runs a task")
 
 
+def cluster() -> str:
+    """Start a Ray cluster as a search does, and run a task."""
+    import ray
+
+    from tunediff.ray_backend import connection
+    from tunediff.tuning import resources
+
+    with connection.cluster(None) as context:
+        ray.get(ray.remote(num_cpus=1)(lambda: None).remote(), timeout=60)
+        local, counted = resources.local(), ray.cluster_resources()
+        if [counted.get("CPU", 0), counted.get("GPU", 0)] != [local.cores, local.gpus]:
+            return "it counts other cores or GPUs than there are"
+        if not getattr(context, "dashboard_url", None):
+            return "no dashboard, which frees what stopped trials held: early_stopping: none"
+    return ""
+
+
+PROBES: Mapping[str, Callable[[], str]] = {
+    "averaged": averaged, "compiled": compiled, "captured": captured, "cluster": cluster,
+}  # fmt: skip
 Check = tuple[str, bool, Callable[[Path], Finding]]
 """Name, whether it is needed, and the function, which gets the folder of all searches."""
 CHECKS: Sequence[Check] = (
@@ -181,14 +227,13 @@ CHECKS: Sequence[Check] = (
 
 def examine(check: Check, storage: Path) -> Finding:
     """Run a check; an error that it raises is its finding."""
-    name, needed, run = check
-    begin = time.monotonic()
+    name, needed, function = check
     try:
-        finding = run(storage)
+        finding = function(storage)
     except Exception as error:
         found = " ".join(described(error).split())[:300]
         finding = Finding("missing", found, "a search that needs it will fail in the same way")
-    finding.name, finding.needed, finding.seconds = name, needed, time.monotonic() - begin
+    finding.name, finding.needed = name, needed
     return finding
 
 
