@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 import types
+from unittest import mock
 
 import pytest
 import torch
 
+from tests.fake_cuda import GPU as GPU_WORLD
+from tests.fake_cuda import fake_cuda
 from tests.helpers import CPU
 from tunediff.core import environment, machine
 from tunediff.distributed import World
@@ -137,14 +140,19 @@ def test_a_wrong_mean_of_a_process_group_is_noticed(monkeypatch):
 @pytest.mark.parametrize(("factor", "graphs", "wrong"), [
     (1.0, 1, ""), (1.1, 1, "1 graphs, not as computed eagerly"), (1.0, 0, "0 graphs, not as computed eagerly"),
 ])  # fmt: skip
-def test_a_compiled_network_that_computes_something_else_is_noticed(monkeypatch, factor, graphs, wrong):
+def test_a_compiled_network_that_computes_something_else_is_noticed(factor, graphs, wrong):
     def apply(self, model, *_):
         model.register_forward_hook(lambda module, inputs, output: output * factor)
         return model
 
-    monkeypatch.setattr(checks.compilation.Compilation, "apply", apply)
-    monkeypatch.setattr(checks.compilation.Compilation, "facts", lambda self: {"compiled_graphs": graphs})
-    assert checks.compiled() == wrong
+    facts = {"compiled_graphs": graphs}
+    with mock.patch.multiple(checks.compilation.Compilation, apply=apply, facts=lambda self: facts):
+        assert checks.compiled() == wrong
+
+
+def test_a_captured_step_is_found_right():
+    with fake_cuda(), mock.patch.object(checks, "alone", return_value=GPU_WORLD):
+        assert checks.captured() == ""
 
 
 @pytest.mark.nightly
@@ -195,8 +203,3 @@ def test_sigterm_ends_a_check_as_ctrl_c_does(checked):
     check = ("stopped", False, lambda storage: os.kill(os.getpid(), signal.SIGTERM) or time.sleep(5))
     checked([check])
     assert command.main([]) == 130
-
-
-def test_the_doctor_refuses_a_workload(capsys):
-    assert command.main(["digits"]) == 2
-    assert "unrecognized arguments: digits" in capsys.readouterr().err

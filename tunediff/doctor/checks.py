@@ -27,6 +27,7 @@ from tunediff.distributed import alone, from_environment
 from tunediff.profiling import measure
 from tunediff.training import compilation, hardware
 from tunediff.training.engine import Engine
+from tunediff.training.observer import Observer
 from tunediff.training.trial import run
 
 
@@ -179,7 +180,8 @@ def captured() -> str:
     """Train a small network for a few steps, captured."""
     knobs = {"optimizer.implementation": "fused", "compile.capture": "step"}
     config = cfg.override(cfg.baseline("digits"), knobs)
-    point = run(Engine(config, Budget(steps=6), alone(), evaluates=False)).points[-1]
+    engine = Engine(config, Budget(steps=6), alone(), Observer(), evaluates=False)
+    point = run(engine).points[-1]
     return "" if point.capture == CAPTURED else str(point.capture)
 
 
