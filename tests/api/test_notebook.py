@@ -126,20 +126,11 @@ def test_copied_cells_compute_what_the_program_computes(main, tmp_path, cell):
 
 
 @pytest.mark.parametrize(
-    ("cell", "message"),
-    [
-        ("STATE = torch.ones(3)\ndef data():\n    return STATE, STATE", "data: uses the variable STATE, a Tensor, which no"),
-        ("SHAPE = torch.ones(3).shape\ndef data():\n    return SHAPE", "data: uses the variable SHAPE, a Size, which"),
-        ("from collections import defaultdict\nTABLE = [defaultdict(int)]\ndef data():\n    return TABLE",
-         "data: uses the variable TABLE, a list, which no file can hold"),
-        ("import enum\nKIND = enum.IntEnum('Kind', 'A').A\ndef data():\n    return KIND", "data: uses the variable"),
-        ("def make(n):\n    def train(trial):\n        n\n    return train\ntrain = make(3)",
-         "train: uses n of the function around it; make that a knob or a global name"),
-        ("train = lambda trial: None", "train: the definition of <lambda> is not found; write it at the top level"),
-    ],
-)  # fmt: skip
-def test_what_no_file_can_hold_is_refused_by_name(main, tmp_path, cell, message):
-    with pytest.raises(ConfigError, match="^" + message.replace("(", r"\(")):
+    "cell",
+    ["def make(n):\n    def train(trial):\n        n\n    return train\ntrain = make(3)", "train = lambda trial: None"],
+)
+def test_a_member_that_no_file_can_hold_is_refused_by_name(main, tmp_path, cell):
+    with pytest.raises(ConfigError, match="^train: <function .* is not allowed; allowed: a plain value, or"):
         notebook.named(main(cell), tmp_path)
 
 
