@@ -33,17 +33,13 @@ def test_the_gain_is_split_into_speed_and_learning(night, plain):
     known = evidence.read(analysis.read(night))
     assert known.speedup(known.best).mean == pytest.approx(20 / crossing)
     assert known.seconds_to_baseline(known.best) == pytest.approx(crossing)
-    assert "1,000 images take 2.5 s of training instead of 5 s" in text
 
 
 @pytest.mark.parametrize(
     ("parts", "said"),
     [
         (Why(20, (2.0, 1.0), (100, 200), 100, (2.0, 1.5)), "Of the gain, FD 1 instead of 2 at 20 training seconds, 42 % is"),
-        (Why(20, (2.0, 1.0), (200, 100), 100, (2.5, 1.0)), "All of the gain, FD 1 instead of 2 at 20 training seconds, is learning"),
-        (Why(20, (2.0, 1.0), (100, 400), 100, (2.0, 2.2)), "is speed (4 times as many images in the same seconds); from each"),
-        (Why(20, (2.0, 1.0), (100, 100), 100, (2.0, 1.0)), "Practically all of the gain"),
-        (Why(20, (2.0, 1.0), (100, 300), 100, (2.0, 2.0)), "from each image both learn as much"),
+        (Why(20, (2.0, 1.0), (200, 100), 100, (2.5, 1.0)), "at 100 images) and -32 % is speed (0.5 times as many images"),
         (Why(20, (1.0, 2.0), (100, 100), 100, (1.0, 2.0)), "In these two runs it is not ahead: FD 2 instead of 1"),
         (Why(20, (2.0, 1.0), (100, 900), 100, None), "how much of that is speed is unknown, because at 100 images"),
     ],
@@ -62,19 +58,6 @@ def test_a_gap_at_equal_samples_within_the_noise_has_no_share(at_samples, within
     sentence = explain(Why(20, (2.0, 1.0), (100, 200), 100, at_samples), "FD", "x", "images", scatter=scatter)
     assert ("the difference at equal images is within the noise of one run" in sentence) == within
     assert ("%" in sentence) == (not within)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "said"), [(0.0001, "most is saved in backward"), (0.9, "most is lost in backward")]
-)
-def test_the_part_of_a_step_that_makes_the_difference_is_named(night, plain, seconds, said):
-    """All parts of both last as long, but for one of the winner."""
-    for name, backward in (("t0000", 0.08), ("t0001", seconds)):
-        path = night / "trials" / name / "journal.jsonl"
-        text = re.sub(r'"step_(\w+)_s": [0-9.]+', r'"step_\1_s": 0.04', path.read_text())
-        path.write_text(text.replace('"step_backward_s": 0.04', f'"step_backward_s": {backward}'))
-    assert "most is" not in words(written(night)), "whether that is more than noise is not known"
-    assert said in words(written(again(night)))
 
 
 def test_samples_per_step_are_counted_whatever_the_batch_size_says(night, plain):

@@ -1,4 +1,4 @@
-"""Measure how fast trials were: rates, parts of a step, and when torch.compile pays."""
+"""Measure how fast trials were: rates, and when torch.compile pays."""
 
 from __future__ import annotations
 
@@ -39,18 +39,6 @@ def repeating_budget(results: Results, trial: TrialRecord) -> tuple[str, object]
     if free and trial.status == "ok" and trial.points:
         return "--samples", trial.points[-1].samples
     return "--budget", text.format_exact(trial.budget_s or results.space.budget.per_trial_s)
-
-
-def per_thousand(trial: TrialRecord) -> dict[str, float]:
-    """Return the seconds of each part of the step per 1,000 samples, for any batch size.
-
-    Over the last evaluation interval; {} if they were not recorded.
-    """
-    if not (samples := samples_per_step(trial)):
-        return {}
-    return {
-        part: 1000 * float(value) / samples for part, value in trial.points[-1].phases_s.items()
-    }
 
 
 # ---- compile

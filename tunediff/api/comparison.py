@@ -25,7 +25,6 @@ from tunediff.api.display import lines_of, show_figures
 from tunediff.core.options import option
 from tunediff.report import pair_summary, pair_words, style
 from tunediff.report import pairs as report
-from tunediff.report.html import el, join
 from tunediff.report.pair_result import PairVerdict
 
 if TYPE_CHECKING:
@@ -83,11 +82,6 @@ class PairedComparison:
         kind = CommandCompareOptions if pairs.of_commands(self.folder) else CompareOptions
         options = kind(resume=self.name, storage=self.folder.parent, address=address, cpus=cpus)
         return _run(options, progress)
-
-    def _repr_html_(self) -> str:
-        verdict = self.verdict
-        head = el("p", el("b", f"{self.name}: {verdict.verdict or 'not decided yet'}"))
-        return str(join(head, *(el("p", line) for line in verdict.sentences)))
 
     def __repr__(self) -> str:
         return f"PairedComparison({str(self.folder)!r})"

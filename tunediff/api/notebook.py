@@ -62,9 +62,11 @@ def named(workload: Any, storage: Path) -> str:
 
 def _scope_of(members: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the program's global names: those of `train`, unless it is imported."""
-    if any(getattr(value, "__module__", None) == "__main__" for value in members.values()):
+    train = inspect.unwrap(members["train"])
+    modules = {getattr(value, "__module__", None) for value in members.values()}
+    if getattr(train, "__module__", None) != "__main__" and "__main__" in modules:
         return vars(sys.modules["__main__"])
-    return getattr(inspect.unwrap(members["train"]), "__globals__", {})
+    return getattr(train, "__globals__", {})
 
 
 class _ModuleText:

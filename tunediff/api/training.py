@@ -27,7 +27,6 @@ from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.models import Saved
-from tunediff.report.html import el, join, table
 
 
 class Training:
@@ -63,10 +62,6 @@ class Training:
     def load(self) -> Saved:
         """Return its model."""
         return models.find(str(self.folder))
-
-    def _repr_html_(self) -> str:
-        rows = [[name, text.number(value)] for name, value in train_run.values(self.folder).items()]
-        return str(join(el("p", el("b", self.folder.name)), table(["", ""], rows, words=2)))
 
     def __repr__(self) -> str:
         return f"Training({str(self.folder)!r})"

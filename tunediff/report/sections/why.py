@@ -1,4 +1,4 @@
-"""Explain the winner's gain by speed and by learning per sample, and show the parts of a step."""
+"""Explain the winner's gain by speed and by learning per sample."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from tunediff import config as cfg
-from tunediff.analysis import RATE, Results, curve, disturbed, last
+from tunediff.analysis import RATE, Results, curve, disturbed, last, noise
 from tunediff.analysis.noise import Noise
 from tunediff.analysis.speed import compile_s, rate, samples_per_step
 from tunediff.analysis.why import Why
@@ -22,11 +22,10 @@ from tunediff.report import style
 from tunediff.report.context import Highlights, ReportContext
 from tunediff.report.figures import Figures
 from tunediff.report.html import Html, join, lead, note, table
-from tunediff.report.sections.step_parts import noise_of_run, part_label, parts_of_step, step_parts
 from tunediff.report.words import percent, rounded, secs, signed, times
 
 NEGLIGIBLE = 0.02
-"""Share of a gain, or of a number of samples, below which it is not worth mentioning."""
+"""Share of a number of samples below which it is not worth mentioning."""
 Quantity = tuple[str, float | None, float | None]
 """Name of a quantity, and its values for the baseline and for the winner."""
 
@@ -46,7 +45,7 @@ def why(context: ReportContext, figures: Figures) -> Html | None:
     if parts is None:
         sentence = _faster(context, base, winner)
     else:
-        split, scatter = parts, noise_of_run(context, results.metric)
+        split, scatter = parts, _noise_of_run(context, results.metric)
         sentence = explain(parts, context.label, _trust(context), unit, seconds, scatter)
         figure = figures.chart(
             "why_curves",
@@ -55,7 +54,10 @@ def why(context: ReportContext, figures: Figures) -> Html | None:
             f"The same curves against seconds and against {unit} seen. The gap at equal {unit} is"
             f" learning per {one_of(unit)}; what the gap at equal seconds has beyond it is speed.",
         )
-        caveat = _caveat(unit, results.ratios, _has_shares(parts, scatter))
+        caveat = (
+            f"Values at equal {unit} are interpolated between two evaluations of a longer training;"
+            " one whose schedules end there was not run."
+        )
     if not better:
         nothing = "Nothing to explain"
         if better is None:
@@ -67,7 +69,6 @@ def why(context: ReportContext, figures: Figures) -> Html | None:
         figure,
         _table(context, base, winner, rows, parts is not None),
         note(caveat),
-        step_parts(context, figures, base, winner),
     )
 
 
@@ -97,14 +98,6 @@ def heading(context: ReportContext) -> str:
     return "Why it wins" if context.evidence.winner else "Why it is better"
 
 
-def _caveat(unit: str, ratios: bool, has_shares: bool) -> str:
-    """Return how values at equal samples and shares of a gain were computed."""
-    of = "ratio's logarithm" if ratios else "difference"
-    shares = f"The percentages are shares of the {of} of both values. "
-    equal = f"Values at equal {unit} are interpolated between two evaluations of a longer training;"
-    return f"{shares if has_shares else ''}{equal} one whose schedules end there was not run. "
-
-
 def _trust(context: ReportContext) -> str:
     """Return how many runs the comparison rests on, and whether other processes disturbed them."""
     repeated = context.evidence.confirmation is not None or context.evidence.compared is not None
@@ -114,25 +107,25 @@ def _trust(context: ReportContext) -> str:
     return runs
 
 
+def _noise_of_run(context: ReportContext, metric: str) -> Noise | None:
+    """Return the noise of one run in a quantity, confirming runs included; None if unknown."""
+    confirmation = context.evidence.confirmation
+    runs = confirmation.compared.results if confirmation is not None else None
+    return noise.measured(context.results, runs, metric)
+
+
 def _equal_learning(parts: Why, scatter: Noise | None) -> bool:
     """Whether the values at equal samples differ by no more than the noise of one run."""
     at_samples = parts.at_samples
     return scatter is not None and at_samples is not None and not scatter.differ(*at_samples)
 
 
-def _has_shares(parts: Why, scatter: Noise | None) -> bool:
-    """Whether both parts of the gain are worth a share of it."""
-    if parts.learning is None or parts.throughput is None or parts.total >= 0:
-        return False
-    least = min(parts.learning / parts.total, parts.throughput / parts.total)
-    return least >= NEGLIGIBLE and not _equal_learning(parts, scatter)
-
-
 def explain(
     parts: Why, label: str, trust: str, unit: str,
     seconds: str = UNITS["wall"].seconds, scatter: Noise | None = None,
 ) -> str:  # fmt: skip
-    """Return the decomposition as a sentence, without shares where a gap is within the noise.
+    """Return the decomposition as a sentence, without shares where a gap is within the noise. A
+    share below 0 % is a loss.
 
     label: of the objective. trust: remark about the noise. unit: name of the samples. seconds: name
     of the seconds. scatter: the noise of one run; None if it is unknown.
@@ -158,28 +151,11 @@ def explain(
             f"The gain is {gain}, with {many}; the difference at equal {unit} is within the noise"
             f" of one run ({same}); {trust}."
         )
-    learning, speed = parts.learning / parts.total, parts.throughput / parts.total
-    of_gain = _shares(learning, speed, one_of(unit), same, many, _has_shares(parts, scatter))
-    return f"{of_gain[0]} the gain, {gain}, {of_gain[1]}; {trust}."
-
-
-def _shares(
-    learning: float, speed: float, sample: str, same: str, many: str, both: bool
-) -> tuple[str, str]:
-    """Return how much of a gain is learning and speed, as words before and after the gain.
-
-    Unless `both` count, the negligible part is not reported as a share.
-    """
-    learned, sped = f"learning more from each {sample} ({same})", f"speed ({many})"
-    if both:
-        return "Of", f"{percent(learning)} is {learned} and {percent(speed)} is {sped}"
-    lost = min(learning, speed) <= -NEGLIGIBLE
-    share = "All of" if lost else "Practically all of"
-    if learning > speed:
-        rest = f"it is slower ({many})" if lost else f"speed is equal ({many})"
-        return share, f"is {learned}; {rest}"
-    rest = f"from each {sample} {'it learns less' if lost else 'both learn as much'} ({same})"
-    return share, f"is {sped}; {rest}"
+    return (
+        f"Of the gain, {gain}, {percent(parts.learning / parts.total)} is learning more from each"
+        f" {one_of(unit)} ({same}) and {percent(parts.throughput / parts.total)} is speed ({many});"
+        f" {trust}."
+    )
 
 
 def _faster(context: ReportContext, base: TrialRecord, winner: TrialRecord) -> str:
@@ -219,9 +195,12 @@ def _quantities(
         rows.append(at_end("optimizer steps", "steps"))
         rows.append((f"{unit} per step", samples_per_step(base), samples_per_step(winner)))
     rows.append(at_end("time of a step (ms)", "step_s", 1000.0))
-    for part in parts_of_step(base, winner):
-        name = f"· {part_label(context.results, part)} (ms)"
-        rows.append(at_end(name, f"step_{part}_s", 1000.0))
+    ends = [point for trial in (base, winner) for point in trial.points[-1:]]
+    for part in dict.fromkeys(part for point in ends for part in point.phases_s):
+        name = f"step_{part}_s"
+        part_label = context.results.quantity(name).label
+        shown = part.replace("_", " ") if part_label == name else part_label
+        rows.append(at_end(f"· {shown} (ms)", name, 1000.0))
     rows += [
         at_end(f"time waiting for {unit} (%)", "data_wait_share", 100.0),
         at_end(
