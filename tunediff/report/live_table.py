@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console as Terminal
 from rich.console import Group, RenderableType
@@ -26,13 +25,12 @@ from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.console import Console
 from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, noise_words
-from tunediff.report.words import fitted, short, versus
+from tunediff.report.words import short, versus
 from tunediff.search_space import SearchSpace
 
-BARS = "▁▂▃▄▅▆▇█"
-CHANGES, CHANGES_WIDTH = "changes to the baseline", 32
-"""Heading of a column, and the characters reserved for it before other columns get any."""
-WORDS = ("trial", CHANGES, "curve", "status")
+CHANGES = "changes to the baseline"
+"""Heading of the column that is cut where a terminal is narrow."""
+WORDS = ("trial", CHANGES, "status")
 """Columns of text; all others hold numbers."""
 
 
@@ -92,13 +90,13 @@ class LiveTable(Console):
         for trial in trials[:room]:
             rank = f"{NEAR * (trial.name in near)}{ranks.get(trial.name, '')}"
             rows.append({"rank": rank, **self._row(trial)})
-        headings = self._fit(rows)
         grid = Table(box=None, padding=(0, 1), header_style="bold")
-        for name, heading in headings.items():
-            grid.add_column(heading, justify="left" if name in WORDS else "right", no_wrap=True)
+        for name in rows[0]:
+            align: Literal["left", "right"] = "left" if name in WORDS else "right"
+            grid.add_column(name, justify=align, no_wrap=name != CHANGES)
         for trial, row in zip(trials, rows, strict=False):
-            style = _style(trial, ranks.get(trial.name))
-            grid.add_row(*(row[name] for name in headings), style=style)
+            cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in row.values()]
+            grid.add_row(*cells, style=_style(trial, ranks.get(trial.name)))
         more = ""
         if len(trials) > room:
             more = f"… and {len(trials) - room} more in {self.folder}"
@@ -117,35 +115,6 @@ class LiveTable(Console):
         ranks = {outcome.trial.name: rank for rank, outcome in enumerate(results.ranked, 1)}
         # With several seeds ranks belong to configurations.
         return [*running, *measured, *rest], ranks if self.space.seeds == 1 else {}
-
-    def _fit(self, rows: list[dict[str, str]]) -> dict[str, str]:
-        """Return the headings of columns that fit the terminal; shorten the changes in `rows`."""
-        headings = {name: name for name in rows[0] if name != "MiB" or any(r[name] for r in rows)}
-
-        def room() -> int:
-            widths = (
-                max(len(heading), *(len(row[name]) for row in rows))
-                for name, heading in headings.items()
-                if name != CHANGES
-            )
-            return self.terminal.width - sum(widths) - 2 * len(headings)
-
-        needed = min(CHANGES_WIDTH, max(len(row[CHANGES]) for row in rows))
-        # Drop columns, the least important first, then shorten the heading until changes fit.
-        for name in ("MiB", f"{self.results.unit}/s", self.results.versus_heading, "curve"):
-            if room() < needed:
-                headings.pop(name, None)
-        if room() < needed:
-            name, _, arrow = self._objective.rpartition(" ")
-            headings[self._objective] = f"{short(name, 8)} {arrow}"
-        left = room()
-        if left < len(CHANGES):
-            headings[CHANGES] = "changes"
-        if left < len(headings[CHANGES]):
-            del headings[CHANGES]
-        for row in rows:
-            row[CHANGES] = fitted(row[CHANGES], left)
-        return headings
 
     def _headline(self, trials: list[TrialRecord]) -> str:
         """Return the line above the table: progress, time, the best trial so far, and marks."""
@@ -180,7 +149,6 @@ class LiveTable(Console):
     def _row(self, trial: TrialRecord) -> dict[str, str]:
         """Return the cells of a trial by the names of the columns."""
         results = self.results
-        drawn = [value for _, value in curve(trial, results.curve_quantity.name)]
         values = [value for _, value in curve(trial, results.metric)]
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
         status, compared, value = trial.status, "", ""
@@ -195,8 +163,7 @@ class LiveTable(Console):
         cells = {
             "trial": self.display_name(trial.name),
             CHANGES: self.changes(trial.drawn),
-            "curve": sparkline(drawn, results.ratios and not results.by_time),
-            self._objective: value,
+            f"{short(results.title, 26)} {'↓' if results.lower_is_better else '↑'}": value,
             results.versus_heading: compared,
         }
         if not results.by_rate:
@@ -204,34 +171,8 @@ class LiveTable(Console):
         cells["MiB"] = f"{memory:.0f}" if memory is not None else ""
         return {**cells, "status": status + f" {DISTURBED}" * disturbed(trial)}
 
-    @property
-    def _objective(self) -> str:
-        """The heading of the objective's column."""
-        return f"{short(self.results.title, 26)} {'↓' if self.results.lower_is_better else '↑'}"
-
 
 def _style(trial: TrialRecord, rank: int | None) -> str:
     if not trial.finished:
         return "cyan" if trial.status is None else ""
     return "bold green" if rank == 1 else ("" if trial.status == "ok" else "dim")
-
-
-def sparkline(values: list[float], logs: bool) -> str:
-    """Return a curve as one bar per value, `█▅▃▁`; a value that cannot be drawn becomes `?`.
-
-    logs: logarithmic scale.
-    """
-    heights = [
-        (math.log(value) if logs else value)
-        if math.isfinite(value) and (value > 0 or not logs)
-        else None
-        for value in values
-    ]
-    finite = [height for height in heights if height is not None]
-    if not finite:
-        return ""
-    low, spread = min(finite), (max(finite) - min(finite)) or 1.0
-    return "".join(
-        "?" if height is None else BARS[round((height - low) / spread * (len(BARS) - 1))]
-        for height in heights
-    )

@@ -151,10 +151,10 @@ def explain(
             f"The gain is {gain}, with {many}; the difference at equal {unit} is within the noise"
             f" of one run ({same}); {trust}."
         )
+    share = round(parts.learning / parts.total, 3)
     return (
-        f"Of the gain, {gain}, {percent(parts.learning / parts.total)} is learning more from each"
-        f" {one_of(unit)} ({same}) and {percent(parts.throughput / parts.total)} is speed ({many});"
-        f" {trust}."
+        f"Of the gain, {gain}, {percent(share)} is learning more from each {one_of(unit)} ({same})"
+        f" and {percent(1 - share)} is speed ({many}); {trust}."
     )
 
 
