@@ -502,11 +502,10 @@ def test_train_refuses_a_folder_that_began_with_other_initial_weights(toy, tmp_p
     assert toy("--initial", "moved.safetensors") == 0
     capsys.readouterr()
     assert toy("--initial", "second.safetensors") == 2
-    assert "--initial: second.safetensors is not allowed: " in (error := capsys.readouterr().err)
     digest = hashlib.sha256((tmp_path / "moved.safetensors").read_bytes()).hexdigest()
-    assert f"from weights of sha256 {digest}; repeat it to resume" in error
+    assert f" initial={digest}; asked: " in capsys.readouterr().err
     assert toy() == 2
-    assert "--initial: not given: " in capsys.readouterr().err
+    assert "--initial: " in capsys.readouterr().err
 
 
 @pytest.mark.nightly

@@ -180,8 +180,11 @@ def test_a_search_on_a_cluster_is_the_command_in_a_process_of_its_own(tmp_path, 
         return real([sys.executable, "-c", "import sys; print('error: no', file=sys.stderr); sys.exit(2)"], **how)
 
     real = subprocess.Popen
-    monkeypatch.setattr("tunediff.api.search.subprocess.Popen", popen)
-    monkeypatch.setattr("tunediff.core.machine_options.check", lambda options: None)  # there is no such cluster
+    for name, value in (
+        ("tunediff.api.search.subprocess.Popen", popen),
+        ("tunediff.core.machine_options.check", lambda options: None),  # there is no such cluster
+    ):
+        monkeypatch.setattr(name, value)
     with pytest.raises(tunediff.TunediffError, match="night ended with exit code 2: error: no"):
         tunediff.run_search("digits", budget=3, name="night", storage=tmp_path, address="a:1")
     assert started[0][1:3] == ["-m", "tunediff.search"]

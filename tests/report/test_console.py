@@ -11,7 +11,7 @@ from tests import searches
 from tunediff.core import progress, text
 from tunediff.core.journal import Journal
 from tunediff.core.progress import EventLines
-from tunediff.report import console, heartbeat, live_table, plan, words
+from tunediff.report import console, heartbeat, live_table, words
 
 
 @pytest.fixture
@@ -68,43 +68,17 @@ def test_the_remaining_time_counts_trials_of_this_session_and_counts_down(night,
         assert lines.remaining_words() == f"about {left} left"
 
 
-def test_the_remaining_time_is_the_plan_until_a_trial_has_ended(tmp_path, clock):
-    space = searches.make(folder := tmp_path / "night", searches.FILE | {"confirm": {"of": 1, "seeds": 4}})
-    planned = plan.values(space, tmp_path, {"evaluation_s": 22.56})
-    lines = console.Console(folder, space, planned=planned)
-    for clock.s in (0.0, 60.0):
-        left = text.seconds(8 * (20 + 4 * 22.56 + 2) + 15 - clock.s)
-        assert lines.remaining_words() == f"about {left} left"
-    clock.s = 90.0
-    searches.write(folder, space, 0)
-    lines.listen("end", "t0000", {})
-    assert lines.remaining_words() == f"about {text.seconds(7 * 90.0)} left"
-
-
-def test_a_new_search_says_once_where_the_seconds_to_its_first_step_went(tmp_path, clock, capsys):
-    space = searches.make(folder := tmp_path / "night", searches.FILE)
-    lines = console.Console(folder, space, EventLines(begun=-20.0), planned=plan.values(space, tmp_path, {}))
-    clock.s = 8.0
-    lines.greet(None)
-    clock.s = 11.0
-    for name in ("t0000", "t0001"):
-        lines.listen("start", name, {})
-        clock.s += 9.0
-    for name in ("t0000", "t0001"):
-        lines.listen("point", name, {"before_first_batch_s": 4.0, "first_step_s": 1.0})
-    said = [line for line in capsys.readouterr().out.splitlines() if "first step after" in line]
-    (line,) = said
-    assert line.endswith("after 36s: data and evaluation 20s, Ray 8s, its worker 3s, set-up 4s, the step 1s")
-
-
-def test_the_remaining_time_of_a_limit_counts_earlier_sessions(tmp_path):
+def test_the_remaining_time_of_a_limit_counts_earlier_sessions(tmp_path, clock):
     budget = {"budget": {"per_trial": "20s", "trials": 8, "total": "5m"}}
     space = searches.make(folder := tmp_path / "night", searches.FILE | budget)
     (folder / "sessions.jsonl").write_text(
         '{"event": "begin", "time": 0, "monotonic_s": 10}\n{"event": "end", "time": 9, "monotonic_s": 280}'
     )
-    lines = console.Console(folder, space, planned=plan.values(space, tmp_path, {}))
-    assert lines.remaining_words() == "about 30s left"
+    lines = console.Console(folder, space)
+    clock.s = 20.0
+    searches.write(folder, space, 0)
+    lines.listen("end", "t0000", {})
+    assert lines.remaining_words() == "about 10s left"
 
 
 # -------------------------------------------------------------------------------------------------------------- faults
@@ -151,8 +125,6 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
         (place / progress.DOING).write_text('{"part": "a new one", "since": 0, "work": ""}')
         beating.beat()
         time.sleep(0.3)  # a part that it does not know does not end it
-        searches.write(folder, space, 0)
-        assert next_line() == "1 run ended, none is under way"
 
 
 def test_heartbeat_says_which_part_of_a_trial_runs(tmp_path):
@@ -171,8 +143,6 @@ def test_heartbeat_says_which_part_of_a_trial_runs(tmp_path):
         assert re.fullmatch(line, beating.doing())
     doing.part("train")
     assert re.fullmatch(r"t0000 training for \d+s \(at most 16m00s\)", beating.doing())
-    Journal(place).write("end", status="ok")
-    assert beating.doing() == "1 run ended, none is under way"
 
 
 # ------------------------------------------------------------------------------------------------------ narrow terminals

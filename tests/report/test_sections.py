@@ -201,7 +201,7 @@ def test_configurations_count_by_the_means_of_their_repeats(tmp_path, plain):
     write(found.folder, found.space, 3, drawn=drawn, curve=((5.0, 1000, 4.0), (20.0, 4000, 2.9)))
     text = words(written(tmp_path / "night"))
     assert "The baseline (t0000) itself is best" in text
-    assert "The other trial with a result does not end below the baseline (mean of its 2 runs)." in text
+    assert "0 of 1 other trial with a result ended below the baseline (mean of its 2 runs)." in text
 
 
 # -------------------------------------------------------------------------------------------------------------- markup

@@ -114,7 +114,7 @@ def _run_shown(folder: Path, options: AnyOptions, lines: EventLines, listeners: 
         lines.say(message)
         heart.beat()
 
-    with contextlib.nullcontext() if lines.quiet else heart, listeners.with_listeners(heart):
+    with contextlib.nullcontext() if lines.quiet else heart:
         _run(pairs.read(folder), options, say, listeners)
 
 

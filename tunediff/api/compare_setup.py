@@ -161,8 +161,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
         compare_sides.refuse_pointless(side_words, sides, most)
-        if compare_sides.are_known(sides, Path(temporary)):
-            compare_sides.refuse_equal(side_words, sides, device)
+        compare_sides.refuse_equal(side_words, sides, device)
         machine_options.warn_emulated((config.precision.amp for config in sides), options.address)
         content = {
             "a": " ".join(side_words[0]),
@@ -176,8 +175,6 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         sides = [cfg.found_again(config) for config in sides]
         for words, config in zip(side_words, sides, strict=True):
             compare_sides.refuse_working_copy(words[0], config)  # what the check imported later
-        if measured or compare_sides.are_known(sides, Path(temporary)):
-            compare_sides.refuse_equal(side_words, sides, device)
         draws_seeds = options.seed is None and not named
         yield CompareRequest(
             folder, side_words, sides, content, measured, Path(temporary).resolve(), draws_seeds

@@ -3,9 +3,7 @@ that cannot be compared."""
 
 from __future__ import annotations
 
-import filecmp
 import io
-import itertools
 import tarfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +16,6 @@ from tunediff.core.refusals import allow
 from tunediff.core.text import shown
 from tunediff.data.knobs import Data
 from tunediff.search_space.model import PAIR_SEED_OFFSET
-
-CODE = (".py", ".yaml", ".yml", ".json", ".toml")
-"""Endings of files that decide what a training imports."""
 
 
 def words_of(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -119,33 +114,6 @@ def refuse_pointless(
             f"seed: {seed} is not allowed: with {most} pairs both sides would use some seeds;"
             f" allowed: A's, or at least {most} away from it"
         )
-
-
-def are_known(sides: Sequence[Systems], temporary: Path) -> bool:
-    """Return whether fingerprints say that sides are equal that were not tried.
-
-    A file may import by name, later, what lies beside it: that must be equal too. `temporary`: the
-    folder with other revisions.
-    """
-    roots = {file.root for file in [cfg.of(config).file for config in sides] if file is not None}
-    if len(roots) < 2:
-        return True
-    revisions = [root for root in roots if root.is_relative_to(temporary)]
-    for root in roots.difference(revisions) if revisions else ():  # the working copy
-        if git(root, "ls-files", "--others", "--exclude-standard", "*.py", where=str(root)):
-            return False
-    pairs_of_roots = [(one, other) for one in revisions for other in roots - {one}]
-    return bool(revisions) and not any(itertools.starmap(_lacks, pairs_of_roots))
-
-
-def _lacks(revision: Path, other: Path) -> bool:
-    """Return whether a folder lacks a file of code or settings of a revision, or has another."""
-    for path in revision.rglob("*"):
-        if path.suffix in CODE and path.is_file():
-            counterpart = other / path.relative_to(revision)
-            if not counterpart.is_file() or not filecmp.cmp(path, counterpart, shallow=False):
-                return True
-    return False
 
 
 def refuse_equal(

@@ -195,26 +195,13 @@ def check_folder(request: TrainRequest) -> None:
             f"--out: {where} holds a training of another configuration ({changed}); choose"
             " another --name or --out"
         )
-    identity = request.identity()
-    if (digest := trial.drawn["initial"]) != identity["initial"]:
-        began = f"from weights of sha256 {digest}" if digest else "without --initial"
-        given = "not given" if request.initial is None else f"{request.initial} is not allowed"
+    held = {"seconds": trial.budget_s, **trial.drawn}
+    if held != (now := {"seconds": request.budget.seconds, **request.identity()}):
+        given = "--initial" if held["initial"] != now["initial"] else "--budget"
+        before, asked = text.knobs(held), text.knobs(now)
         raise ConfigError(
-            f"--initial: {given}: {where} holds a training that started {began}; {again}"
+            f"{given}: {where} holds a training with {before}; asked: {asked}; {again}"
         )
-    if (trial.budget_s, trial.drawn) != (request.budget.seconds, identity):
-        raise ConfigError(f"--budget: {where} holds a training {_budget_of(trial)}; {again}")
-
-
-def _budget_of(trial: record.TrialRecord) -> str:
-    """Return the options that give a training its budget: `with --budget 6s and --samples 100`."""
-    seconds, samples = trial.budget_s, trial.drawn.get("samples")
-    if trial.drawn.get("open_ended"):
-        every = (seconds or 0.0) / trial.configuration.evaluation.points
-        return f"without --budget and with --every {text.format_exact(every)}"
-    options = [f"--budget {text.format_exact(seconds)}"] if seconds else []
-    options += [f"--samples {samples}"] if samples else []
-    return f"with {' and '.join(options)}"
 
 
 def _digest(initial: Path | None) -> str | None:

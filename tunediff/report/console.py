@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,10 +20,10 @@ from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import plan, plan_words
 from tunediff.report.heartbeat import Heartbeat
-from tunediff.report.remaining import RemainingTime
 from tunediff.report.verdicts import OTHERS
 from tunediff.report.words import noted, versus
 from tunediff.search_space import SearchSpace
+from tunediff.tuning import sessions
 
 
 class Console(Listener):
@@ -39,7 +39,7 @@ class Console(Listener):
         """Read the trials that the folder already has.
 
         lines: formats and prints events. planned: the plan of the search, as `plan.values` returns
-        it; the first estimate of the remaining time.
+        it.
         """
         begun = time.monotonic()
         self.folder, self.space = folder, space
@@ -49,12 +49,11 @@ class Console(Listener):
         self.following, self._results_throttle = Following(folder), Throttle()
         limit_s = space.budget.trial_deadline_s
         self._heartbeat = Heartbeat(folder, self.say, self.display_name, limit_s)
-        self._remaining = RemainingTime(folder, space, planned, begun)
+        self._planned, self._begun = planned, begun
+        self._spent_before_s, self._last_end = sessions.all_spent_s(folder), begun
+        self._ended_before = space.budget.trials
         self._read()
-        self._remaining.ended_before = self.following.ended
-        self._stages = [self.lines.begun, begun] if planned is not None else []
-        """When the command began, what runs trials, Ray, the first trial; empty once it was said
-        where the seconds to the first step went."""
+        self._ended_before = self.following.ended
         self._printed: set[tuple[str, int]] = set()
 
     def __enter__(self) -> Console:
@@ -71,7 +70,8 @@ class Console(Listener):
 
         The results are rebuilt at most as often as `Throttle` allows, slow for thousands of trials.
         """
-        ended = self.following.read()
+        if ended := self.following.read():
+            self._last_end = time.monotonic()
         if self._results_throttle.due(len(self.following.records)):
             with self._results_throttle.timed():
                 self.results = Results(self.folder, self.space, self.following.trials)
@@ -99,7 +99,7 @@ class Console(Listener):
 
     def greet(self, dashboard: str | None) -> None:
         """Print Ray's dashboard, the folder and the plan before the first trial."""
-        planned, budget = self._remaining.planned, self.space.budget
+        planned, budget = self._planned, self.space.budget
         trials = text.pluralize(budget.trials, "trial")
         for line in (
             *([dashboard] if dashboard is not None else []),
@@ -110,26 +110,6 @@ class Console(Listener):
             " starting the workers",
         ):
             self.say(line)
-        self._stages += [time.monotonic()] * bool(self._stages)
-        self._heartbeat.workers_requested()
-
-    def _say_first_step(self, event: str, content: Mapping[str, Any]) -> None:
-        """Say, at the first trial's first point, where the seconds to its first step went."""
-        if event == "start" and len(self._stages) == 3:
-            self._stages.append(time.monotonic())
-        if event != "point" or len(self._stages) != 4:
-            return
-        measured_s, ray_s, worker_s = (b - a for a, b in itertools.pairwise(self._stages))
-        parts = {
-            "data and evaluation": measured_s,
-            "Ray": ray_s,
-            "its worker": worker_s,
-            "set-up": content.get("before_first_batch_s") or 0.0,
-            "the step": content.get("first_step_s") or 0.0,
-        }
-        shares = ", ".join(f"{name} {text.seconds(value)}" for name, value in parts.items())
-        self.say(f"first step after {text.seconds(sum(parts.values()))}: {shares}")
-        self._stages = []
 
     # ---- events
     def start(self, trial: str, content: Mapping[str, Any]) -> None:
@@ -145,10 +125,7 @@ class Console(Listener):
         """Handle an event of a trial: `start`, `point` or `end`."""
         if self.quiet:
             return
-        self._say_first_step(event, content)
-        if event == "start":
-            self._heartbeat.workers_requested()
-        else:
+        if event != "start":
             for ended in self._read():
                 if ended.status == "skipped":  # no event announces skipped trials
                     line = f"skipped  {ended.reason}  {self.changes(ended.drawn)}"
@@ -252,5 +229,13 @@ class Console(Listener):
         return noted(f"best {best.name} {text.number(outcome.value)}", outcome)
 
     def remaining_words(self) -> str:
-        """Return how long the rest takes; '' if that is unknown."""
-        return self._remaining.words(self.following.ended)
+        """Return how long the trials that are left take, by the mean of this session's and within
+        the limit of the search: `about 4m00s left`; '': unknown, or none are left."""
+        ended, left = self.following.ended, self.space.budget.trials - self.following.ended
+        if left <= 0 or ended <= self._ended_before:
+            return ""
+        per_trial_s = (self._last_end - self._begun) / (ended - self._ended_before)
+        now, limit_s = time.monotonic(), self.space.budget.total_s or math.inf
+        limit_s -= self._spent_before_s + now - self._begun
+        rest_s = min(per_trial_s * left - (now - self._last_end), limit_s)
+        return f"about {text.seconds(max(0.0, rest_s))} left"

@@ -7,14 +7,12 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from tunediff.analysis.following import Following
 from tunediff.core import text
 from tunediff.core import trial_record as record
-from tunediff.core.listeners import Listener
 from tunediff.core.progress import DOING, log_exceptions
 
 SILENCE_S = 60.0
@@ -25,7 +23,7 @@ PARTS = {
 }  # fmt: skip
 
 
-class Heartbeat(Listener):
+class Heartbeat:
     """Print progress lines from a background thread inside a `with` block.
 
     Call `beat` for every line that is printed otherwise; it restarts the wait.
@@ -41,10 +39,9 @@ class Heartbeat(Listener):
         self._folder, self._say, self._display_name = folder, say, display_name
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True, name="heartbeat")
-        self._requested = self._last = time.monotonic()
+        self._last = time.monotonic()
         self._following = Following(folder)
         self._following.read()
-        self._ended_before = self._following.ended
         # An interrupted search left trials without an end; they go on when their journals grow.
         self._interrupted = {name: self._journal(name).st_size for name in self._unfinished()}
 
@@ -60,13 +57,6 @@ class Heartbeat(Listener):
     def beat(self) -> None:
         """Restart the wait, because a line was printed."""
         self._last = time.monotonic()
-
-    def start(self, trial: str, content: Mapping[str, Any]) -> None:
-        self.workers_requested()
-
-    def workers_requested(self) -> None:
-        """Measure from now on how long workers take to start."""
-        self._requested = time.monotonic()
 
     def _unfinished(self) -> list[str]:
         return [trial.name for trial in self._following.trials if trial.status is None]
@@ -97,9 +87,7 @@ class Heartbeat(Listener):
             if self._journal(name).st_size != self._interrupted.get(name)
         ]
         if not running:
-            if ended := self._following.ended - self._ended_before:
-                return f"{text.pluralize(ended, 'run')} ended, none is under way"
-            return f"starting the workers for {text.seconds(time.monotonic() - self._requested)}"
+            return f"starting the workers for {text.seconds(time.monotonic() - self._last)}"
         name = running[-1]
         shown = self._display_name(name)
         with contextlib.suppress(FileNotFoundError):

@@ -88,29 +88,19 @@ def _ends(context: ReportContext) -> str:
     base_values = results.outcome_of(base).values if base is not None else []
     end = mean(base_values)
     others = [outcome for outcome in results.ranked if base is None or base not in outcome.runs]
-    if context.evidence.compared is not None:
-        runs = sum(len(outcome.done) for outcome in results.ranked)
-        means = "" if results.by_time else "; their means are above"
-        return f"{pluralize(runs, 'run has', 'runs have')} a result{means}."
-    if end is None:
-        count = pluralize(len(results.ranked), "trial has", "trials have")
-        return f"{count} a result; the baseline has none to compare them with."
-    runs_of_base = len(base_values)
-    if not others:
-        return f"The baseline ran on {runs_of_base} seeds." if runs_of_base > 1 else ""
-    values = [outcome.value or 0.0 for outcome in others if not outcome.failures]
-    better = sum(results.loss(value) < results.loss(end) for value in values)
-    mean_of = f" (mean of its {runs_of_base} runs)" * (runs_of_base > 1)
-    which = f"{better:,} of {pluralize(len(others), 'other trial')} with a result"
+    better = sum(
+        results.loss(outcome.value or 0.0) < results.loss(end)
+        for outcome in others
+        if end is not None and not outcome.failures
+    )
+    if end is None or not others or context.evidence.compared is not None:
+        return f"{pluralize(len(results.ranked), 'configuration has', 'configurations have')} a result."
+    mean_of = f" (mean of its {len(base_values)} runs)" * (len(base_values) > 1)
+    ended = f"ended {'below' if results.lower_is_better else 'above'}"
     if results.by_time:
-        return f"{which} met the target sooner than the baseline{mean_of}."
-    if len(others) == 1:
-        which = f"The other trial with a result {'ends' if better else 'does not end'}"
-    elif better == 1:
-        which += " ends"
-    else:
-        which += " end"
-    return f"{which} {'below' if results.lower_is_better else 'above'} the baseline{mean_of}."
+        ended = "met the target sooner than"
+    which = f"{better:,} of {pluralize(len(others), 'other trial')} with a result"
+    return f"{which} {ended} the baseline{mean_of}."
 
 
 def of_trials(results: Results, highlights: Highlights) -> Figure:
@@ -185,7 +175,7 @@ def _background(
         if not (drawn := by_kind[kind]):
             continue
         collection = LineCollection(
-            [line if len(line) > 1 else [*line, *line] for line in drawn],
+            drawn,
             colors=color,
             linewidths=0.7 if many else 1.1,
             alpha=alpha,
@@ -194,17 +184,10 @@ def _background(
             zorder=1,
         )
         axes.add_collection(collection, autolim=False)
-        marker = "x" if kind == "failed" else ""
-        look: dict[str, Any] = {"color": color, "linestyle": dashes, "linewidth": 1.4}
-        axes.plot([], [], label=kind, marker=marker, **look)
-        # Failures end with a cross. A line through one point is invisible: draw a dot instead.
-        dots = [line[-1] for line in drawn if kind == "failed" or len(line) == 1]
-        if dots:
-            mark, size = ("x", 5) if kind == "failed" else ("o", 4)
-            axes.plot(*zip(*dots, strict=True), mark, color=color, markersize=size, zorder=2)
-        if not many and kind == "other trials":
-            xs, ys = zip(*(point for line in drawn for point in line), strict=True)
-            axes.scatter(xs, ys, s=9, color=style.GREY, zorder=2, linewidths=0)
+        # A line through one point is invisible.
+        marker, ends = "x" if kind == "failed" else "o", [line[-1] for line in drawn]
+        look: dict[str, Any] = {"color": color, "markersize": 3.5, "zorder": 2}
+        axes.plot(*zip(*ends, strict=True), marker, label=kind, rasterized=many, **look)
     # Values of failed trials may be extreme, so that the other trials define the axes' limits.
     usable = [trial for trial in results.trials if trial.status in ("ok", "pruned", None)]
     inside = [point for trial in usable for point in lines[trial.name]]

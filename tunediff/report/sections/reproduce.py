@@ -1,4 +1,4 @@
-"""Show how to reproduce a search: commands, hardware, versions, protocol, and its seconds."""
+"""Show how to reproduce a search: commands, hardware, versions, and its seconds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tunediff.analysis.speed import repeating_budget
 from tunediff.analysis.statistics import totals
 from tunediff.core import text
 from tunediff.core.text import number
-from tunediff.report.context import ReportContext, objective_meaning
+from tunediff.report.context import ReportContext
 from tunediff.report.figures import Figures
 from tunediff.report.html import Html, el, folded, join, lead, table
 from tunediff.report.words import duration, percent
@@ -27,25 +27,18 @@ _HARDWARE = {
     "usable_cores": "CPU cores it may use", "cpu_features": "instruction sets", "gpus": "GPUs",
     "code": "code (hash)", "memory_gib": "memory (GiB)", "system": "system", "python": "Python",
 }  # fmt: skip
-_DRAWN = {
-    "search": "drawn by Optuna's TPE",
-    "grid": "all combinations that the file allows",
-    "trials": "those that the file lists",
-    "ladder": "the rungs of the file, together and alone",
-}
 
 
 def reproduce(context: ReportContext, figures: Figures) -> Html:
     """Return the section with everything that is needed to reproduce the results."""
     winner, path = context.highlights.winner, context.results.folder / "search.yaml"
     parts: list[object] = [
-        lead("Commands, hardware and protocol that reproduce these results."),
+        lead("Commands and hardware that reproduce these results."),
         el("h3", "Commands"),
     ]
     for words, lines in _commands(context):
         parts += [el("p", words), el("pre", "\n".join(lines))]
-    parts += [el("h3", "Measured on"), _environment(context), el("h3", "How")]
-    parts.append(el("ul", *(el("li", line) for line in _protocol(context))))
+    parts += [el("h3", "Measured on"), _environment(context)]
     results = context.results
     parts += [el("p", line) for line in [*results.clocked.sentences, *results.space.workload.notes]]
     parts.append(_seconds(context))
@@ -102,23 +95,6 @@ def _environment(context: ReportContext) -> Html:
     if not rows:
         return el("p", "Hardware and versions are not recorded in this folder.")
     return table(["", ""], rows, words=2)
-
-
-def _protocol(context: ReportContext) -> list[str]:
-    """Return how the objective, the budget and the configurations are defined, a sentence each."""
-    space, budget = context.results.space, context.results.space.budget
-    shared = ", shared by its devices" if budget.unit == "device" else ""
-    counts = "counts" if budget.compile_charged else "does not count"
-    setup = ", what a training does before its first batch counts" if budget.setup_charged else ""
-    drawn = f"{_DRAWN[space.kind]}{f', {space.seeds} seeds each' if space.seeds > 1 else ''}"
-    stopping = f"; stopped early by {space.early_stopping}"
-    return [
-        objective_meaning(context),
-        f"Budget of a trial: {duration(budget.per_trial_s)} of {budget.clock.what} in the"
-        f" worker{shared}, evaluation and checkpoints apart; compiling {counts}{setup}.",
-        f"Configurations: {drawn}; seed of the search"
-        f" {space.seed}{stopping if space.early_stopping != 'none' else ''}.",
-    ]
 
 
 def _seconds(context: ReportContext) -> Html | None:
