@@ -94,7 +94,8 @@ def _ends(context: ReportContext) -> str:
         if end is not None and not outcome.failures
     )
     if end is None or not others or context.evidence.compared is not None:
-        return f"{pluralize(len(results.ranked), 'configuration has', 'configurations have')} a result."
+        count = pluralize(len(results.ranked), "configuration has", "configurations have")
+        return f"{count} a result."
     mean_of = f" (mean of its {len(base_values)} runs)" * (len(base_values) > 1)
     ended = f"ended {'below' if results.lower_is_better else 'above'}"
     if results.by_time:
