@@ -96,26 +96,20 @@ def test_class_folders_become_labels(tmp_path: Path, place: Any) -> None:
 
 def test_splits_below_a_top_folder(tmp_path: Path) -> None:
     path = archive(tmp_path / "set.zip", SPLITS | {"set/test/notes.txt": b"x", "set/cover.png": colour(1)})
-    train = images.load(data(path, split="train"))
-    assert len(train) == 6
-    assert train.skipped == (("set/cover.png", "outside train/ and test/"),), "what belongs to test is not missed"
-    test = images.load(data(path, split="test"))
-    assert ("set/test/notes.txt", "not an image file (.txt)") in test.skipped
-    both = images.load(data(path, split="all"))
-    assert len(both) == 12
-    assert len(both.skipped) == 2
+    found = {split: images.load(data(path, split=split)) for split in ("train", "test", "all")}
+    assert {split: len(one) for split, one in found.items()} == {"train": 6, "test": 6, "all": 12}
+    skipped = {split: {name for name, _ in one.skipped} for split, one in found.items()}
+    assert skipped["train"] == {"set/cover.png"}, "what belongs to test is not missed"
+    assert skipped["test"] == skipped["all"] == {"set/cover.png", "set/test/notes.txt"}
 
 
 def test_all_images_are_trained_on_where_there_are_no_splits(tmp_path: Path) -> None:
     flat = folder(tmp_path / "photos", {"a.png": colour(1), "b.png": colour(2), "notes.txt": b""})
     assert len(images.load(Data(name="images", path=flat, image_size=8))) == 2
     assert len(images.load(data(folder(tmp_path / "classes", CLASSES), split="train"))) == 6
-
-
-def test_only_train_is_a_split_too(tmp_path: Path) -> None:
     path = folder(tmp_path / "set", {f"train/{name}": content for name, content in CLASSES.items()})
     assert len(images.load(data(path, split="train"))) == 6
-    with pytest.raises(ConfigError, match=r"data\.path.*split test has 0 image files"):
+    with pytest.raises(ConfigError, match="data.path"):
         images.load(data(path, split="test"))
 
 
@@ -174,74 +168,45 @@ def test_any_shape_is_fitted(tmp_path: Path, size: tuple[int, int]) -> None:
 
 
 def test_the_centre_is_kept(tmp_path: Path) -> None:
-    wide = np.zeros((8, 24), np.uint8)
-    wide[:, 8:16] = np.arange(64, dtype=np.uint8).reshape(8, 8)
-    file = io.BytesIO()
+    wide, file = np.arange(8 * 24, dtype=np.uint8).reshape(8, 24), io.BytesIO()
     Image.fromarray(wide).save(file, "PNG")
-    found = images.load(
-        data(folder(tmp_path / "set", {"a.png": file.getvalue(), "b.png": colour(0)}), channels=1, image_size=8)
-    )
+    found = images.load(data(folder(tmp_path, {"a.png": file.getvalue(), "b.png": colour(0)}), channels=1))
     assert (found.pixels[0, 0].numpy() == wide[:, 8:16]).all()
 
 
 def test_unreadable_files_are_named(tmp_path: Path) -> None:
-    files = CLASSES | {
-        "cat/broken.png": b"\x89PNG\r\n\x1a\nrubbish",
-        "cat/cut.png": encoded(size=(64, 64))[:60],
-        "cat/empty.jpg": b"",
-        "cat/.hidden.png": colour(3),
-        ".DS_Store": b"x",
-        "__MACOSX/cat/1.png": b"x",
-        "README": b"x",
-        "labels.csv": b"x",
-    }
-    plain = images.load(data(folder(tmp_path / "set", files)))
-    packed = images.load(data(archive(tmp_path / "set.zip", files)))
-    assert len(plain) == len(packed) == 6
-    for found in (plain, packed):
-        reasons = dict(found.skipped)
-        assert len(reasons) == 8
-        assert reasons["cat/broken.png"] == "without an image inside (no PNG, JPEG, WebP or BMP)"
-        assert reasons["cat/cut.png"] == "cut short"
-        assert reasons["cat/empty.jpg"] == "empty"
-        assert reasons["cat/.hidden.png"] == reasons[".DS_Store"] == reasons["__MACOSX/cat/1.png"] == "hidden file"
-        assert reasons["README"] == "not an image file (no suffix)"
-        assert reasons["labels.csv"] == "not an image file (.csv)"
+    files = {
+        "cat/broken.png": b"\x89PNG\r\n\x1a\nrubbish", "cat/cut.png": encoded(size=(64, 64))[:60], "labels.csv": b"x",
+        "cat/empty.jpg": b"", "cat/.hidden.png": colour(3), ".DS_Store": b"x", "__MACOSX/cat/1.png": b"x", "README": b"x",
+    }  # fmt: skip
+    for path in (folder(tmp_path / "set", CLASSES | files), archive(tmp_path / "set.zip", CLASSES | files)):
+        found = images.load(data(path))
+        assert {name for name, _ in found.skipped} == files.keys()
         assert found.labels.tolist() == [0, 0, 0, 1, 1, 1]
-        assert found.summary[1].startswith("skipped 8 of 14 files: 3 hidden file: .DS_Store, __MACOSX/cat/1.png, cat/")
-        assert "; 1 cut short: cat/cut.png" in found.summary[1]
-        assert "object at" not in "".join(found.summary)
+        assert "8 of 14 files" in found.summary[1]
 
 
 def test_damaged_zip_entry_is_skipped(tmp_path: Path) -> None:
     path = Path(archive(tmp_path / "set.zip", CLASSES))
     content = bytearray(path.read_bytes())
-    at = content.index(CLASSES["cat/1.png"])
-    content[at + 20] ^= 255
+    content[content.index(CLASSES["cat/1.png"]) + 20] ^= 255
     path.write_bytes(content)
-    found = images.load(data(str(path)))
-    assert [name for name, _ in found.skipped] == ["cat/1.png"]
-    assert found.skipped[0][1].startswith("damaged")
+    assert [name for name, _ in images.load(data(str(path))).skipped] == ["cat/1.png"]
 
 
 def test_linked_folders_are_followed_once(tmp_path: Path) -> None:
-    folder(tmp_path / "elsewhere", CLASSES)
-    (tmp_path / "set").mkdir()
-    (tmp_path / "set" / "link").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "elsewhere" / "back").symlink_to(tmp_path / "set")
-    (tmp_path / "set" / "gone.png").symlink_to(tmp_path / "nowhere.png")
-    found = images.load(data(str(tmp_path / "set")))
-    assert len(found) == 6
-    assert [name for name, _ in found.skipped] == ["gone.png"]
+    elsewhere, own = Path(folder(tmp_path / "elsewhere", CLASSES)), tmp_path / "set"
+    own.mkdir()
+    for link, target in ((own / "link", elsewhere), (elsewhere / "back", own), (own / "gone.png", own / "nowhere")):
+        link.symlink_to(target)
+    found = images.load(data(str(own)))
+    assert (len(found), [name for name, _ in found.skipped]) == (6, ["gone.png"])
 
 
 def test_max_images_is_a_fixed_choice(tmp_path: Path) -> None:
     path = folder(tmp_path / "set", {f"{i:03}.png": colour(i) for i in range(100)})
     few, more = (images.load(data(path, max_images=n)).pixels[:, 0, 0, 0].tolist() for n in (10, 20))
-    assert len(few) == 10
-    assert set(few) < set(more)
-    assert few == sorted(few)
-    assert few[-1] > 20
+    assert (len(few), few[-1] > 20, few) == (10, True, sorted({*few} & {*more}))
     assert images.load(data(path, max_images=1000)).digest == images.load(data(path)).digest
 
 
@@ -255,7 +220,6 @@ def forget() -> None:
 def test_second_load_decodes_nothing(tmp_path: Path, cache: Path, place: Any) -> None:
     asked = data(place(tmp_path / "set", CLASSES | {"cat/broken.png": b"", "x.txt": b""}))
     first = images.load(asked)
-    assert len(list(cache.glob("images-*.npz"))) == 1
     forget()
     with mock.patch.object(images, "decode_files", side_effect=AssertionError("decoded again")):
         second = images.load(asked)
@@ -316,8 +280,7 @@ def test_every_setting_has_its_own_cache(tmp_path: Path, cache: Path) -> None:
         {"max_images": 5},
         {"horizontal_flip": False},
     )
-    digests = {images.load(data(path, **change)).digest for change in changes}
-    assert len(digests) == 5, "mirroring is done later"
+    assert len({images.load(data(path, **change)).digest for change in changes}) == 5, "mirroring is done later"
     assert len(list(cache.glob("*.npz"))) == 5
 
 
@@ -333,24 +296,16 @@ def test_damaged_cache_is_made_again(tmp_path: Path, cache: Path, damage: bytes 
     assert len(file.read_bytes()) == len(good)
 
 
-def test_unusable_cache_folder_is_no_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_unusable_cache_folder_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path / "file" / "cache"))
     assert len(images.load(data(folder(tmp_path / "set", CLASSES)))) == 6
-    assert "not cached" in caplog.text
 
 
-def test_full_disk_leaves_nothing_behind(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(np, "savez", full)
-    assert len(images.load(data(folder(tmp_path / "set", CLASSES)))) == 6
-    assert "No space left" in caplog.text
+def test_full_disk_leaves_nothing_behind(tmp_path: Path, cache: Path) -> None:
+    asked = data(folder(tmp_path / "set", CLASSES))
+    with mock.patch.object(np, "savez", side_effect=OSError(28, "No space left on device")):
+        assert len(images.load(asked)) == 6
     assert [file.suffix for file in cache.iterdir()] == [".lock"]
 
 
@@ -359,62 +314,48 @@ def refused(asked: Data, *words: str) -> None:
     for ask in (sources.check, images.load):
         with pytest.raises(ConfigError) as error:
             ask(asked)
-        for word in ("data.", "allowed:", *words):
-            assert word in str(error.value)
+        assert all(word in str(error.value) for word in words)
 
 
-def test_refused_paths(tmp_path: Path) -> None:
+def test_refused_paths_and_splits(tmp_path: Path) -> None:
     text = tmp_path / "set.zip"
     text.write_text("no zip")
     (tmp_path / "empty").mkdir()
+    for path in (tmp_path / "nowhere", tmp_path / "nowhere.zip", text, tmp_path / "empty"):
+        refused(data(str(path)), "data.path", path.name)
     refused(data(None), "data.path", "None")
-    refused(data(str(tmp_path / "nowhere")), "data.path", "nowhere", "no such file or folder")
-    refused(data(str(tmp_path / "nowhere.zip")), "nowhere.zip", "no such file or folder")
-    refused(data(str(text)), "set.zip", "cannot be opened as a zip")
-    refused(data(str(tmp_path / "empty")), "has 0 image files", "at least 2")
-    refused(data(archive(tmp_path / "empty.zip", {})), "has 0 image files")
-    refused(data(folder(tmp_path / "one", {"a.png": colour(1), "b.txt": b""})), "has 1 image files", "beside 1 others")
-
-
-def test_refused_splits(tmp_path: Path) -> None:
-    path = folder(tmp_path / "set", CLASSES)
-    refused(data(path, split="test"), "data.split", "'test'", "allowed: train, all")
+    for path in (archive(tmp_path / "no.zip", {}), folder(tmp_path / "one", {"a.png": colour(1), "b.txt": b""})):
+        refused(data(path), "data.path", path)
+    refused(data(folder(tmp_path / "set", CLASSES), split="test"), "data.split", "'test'", "train, all")
     refused(Data(name="digits", split="train", image_size=8, channels=1), "data.split", "allowed: all")
-
-
-def test_too_few_readable_images(tmp_path: Path) -> None:
-    asked = data(folder(tmp_path / "set", {"a.png": colour(1), "b.png": b"", "c.png": b""}))
+    asked = data(folder(tmp_path / "unreadable", {"a.png": colour(1), "b.png": b"", "c.png": b""}))
     sources.check(asked)
-    with pytest.raises(ConfigError, match=r"1 readable images; allowed: at least 2 \(skipped: b\.png"):
+    with pytest.raises(ConfigError, match=r"1 readable.*b\.png"):
         images.load(asked)
 
 
 # ----------------------------------------------------------------------------------------------------------- CIFAR-10
 def test_cifar10_offline_names_both_ways(tmp_path: Path, internet: Any) -> None:
+    """Also where a copy is damaged: torchvision's own download has no time limit."""
     internet(urllib.error.URLError("no route"))
     for path in (None, str(tmp_path / "new")):
-        refused(
-            data(path, name="cifar10", split="train"), "data.path", "network", "set data.path to a folder", "no route"
-        )
-
-
-def test_damaged_cifar10_is_not_downloaded_without_its_server(tmp_path: Path, internet: Any) -> None:
-    """torchvision's own download has no time limit."""
-    internet(urllib.error.URLError("no route"))
+        refused(data(path, name="cifar10", split="train"), "data.path", "no route")
     (tmp_path / sources.CIFAR10_FOLDER).mkdir()
     (tmp_path / sources.CIFAR10_FOLDER / "data_batch_1").write_bytes(b"cut")
-    with pytest.raises(ConfigError, match=r"data\.path: .*CIFAR-10 is missing or damaged .*no route"):
+    with pytest.raises(ConfigError, match=r"data\.path: .*no route"):
         images.load(data(str(tmp_path), name="cifar10", split="train"))
 
 
 def test_cifar10_from_image_files(tmp_path: Path) -> None:
     asked = data(archive(tmp_path / "set.zip", SPLITS), name="cifar10", split="test")
     found = images.load(asked)
-    assert found.name.startswith("cifar10 ")
-    assert found.class_names == ("ant", "cat")
-    assert sources.has_labels(asked)
+    assert (found.name.partition(" ")[0], found.class_names, sources.has_labels(asked)) == (
+        "cifar10",
+        ("ant", "cat"),
+        True,
+    )
     assert images.load(data(folder(tmp_path / "set", SPLITS), name="cifar10", split="test")).digest == found.digest
-    refused(data(str(tmp_path / "nowhere.zip"), name="cifar10"), "no such file or folder")
+    refused(data(str(tmp_path / "nowhere.zip"), name="cifar10"), "nowhere.zip")
 
 
 class FakeCifar:

@@ -34,6 +34,12 @@ def small(**values: Any) -> Any:
     return cfg.override(DIGITS, SMALL | {name.replace("__", "."): value for name, value in values.items()})
 
 
+def refused(key: str, call: Any, *given: Any) -> None:
+    """`call` refuses what it is given; `key` names what is at fault."""
+    with pytest.raises(cfg.ConfigError, match=key):
+        call(*given)
+
+
 def network(config: Any) -> UNet:
     """A network without zeros, so that every part of it matters."""
     net = UNet(config.model, config.data.channels, config.data.image_size).eval()
@@ -59,11 +65,6 @@ def pipeline(tmp_path: Path) -> Path:
     config = small()
     diffusers_export.write_pipeline(tmp_path / "pipeline", config, network(config).state_dict())
     return tmp_path / "pipeline"
-
-
-def edit(path: Path, **values: Any) -> None:
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps(content | values))
 
 
 # ------------------------------------------------------------------------------------------------------- with diffusers
@@ -118,168 +119,103 @@ def test_a_pipeline_of_ours_is_the_same_network_there_and_back(tmp_path: Path, v
 
 
 @pytest.mark.parametrize(
-    "process",
+    ("process", "kind", "sampler", "steps", "atol"),
     [
-        {},
-        {"process.prediction": "v", "process.variance": "fixed_small"},
-        {"process.schedule": "cosine"},
-        {"process.schedule": "cosine", "process.prediction": "x0", "process.steps": 20},
+        ({}, "DDPM", "ddpm", 50, 1e-4),
+        ({"process.prediction": "v", "process.variance": "fixed_small"}, "DDPM", "ddpm", 50, 1e-4),
+        ({"process.schedule": "cosine"}, "DDPM", "ddpm", 50, 1e-4),
+        ({"process.schedule": "cosine", "process.prediction": "x0", "process.steps": 20}, "DDPM", "ddpm", 20, 1e-4),
+        ({"process.path": "flow", "process.prediction": "v", "process.steps": 1000}, "DDPM", "euler", 12, 5e-4),
+        (
+            {"process.schedule": "edm", "process.prediction": "v", "process.sigma_data": 0.5, "process.steps": 1000},
+            "ConsistencyModel", "euler", 12, 5e-4,
+        ),
     ],
-)
-def test_a_pipeline_of_ours_samples_the_same_images(tmp_path: Path, process: dict[str, Any]) -> None:
-    diffusers = pytest.importorskip("diffusers")
-    config = small(**{name.replace(".", "__"): value for name, value in process.items()})
-    net = network(config)
-    diffusers_export.write_pipeline(tmp_path / "p", config, net.state_dict())
-    pipe = diffusers.DDPMPipeline.from_pretrained(tmp_path / "p")
-    pipe.set_progress_bar_config(disable=True)
-    steps, shape = config.process.steps, (2, 1, 8, 8)
-    theirs = pipe(2, torch.Generator().manual_seed(5), num_inference_steps=steps, output_type="np").images
-
-    generator = torch.Generator().manual_seed(5)  # the pipeline draws x_T, then the noise of each step
-    x0 = Diffusion(config.process).sample(
-        net,
-        torch.randn(shape, generator=generator),
-        sampler="ddpm",
-        steps=steps,
-        step_noise=lambda k: torch.randn(shape, generator=generator),
-    )
-    ours = (x0 / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
-    assert ours.std() > 0.1
-    # Their tables are cumulative products in float32, ours in float64.
-    torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("process", "kind"),
-    [
-        ({"process.path": "flow", "process.prediction": "v"}, "DDPMPipeline"),
-        ({"process.schedule": "edm", "process.prediction": "v", "process.sigma_data": 0.5}, "ConsistencyModelPipeline"),
-    ],
-)
-def test_a_pipeline_of_a_flow_or_edm_samples_the_same_images(
-    tmp_path: Path, process: dict[str, Any], kind: str
+)  # fmt: skip
+def test_a_pipeline_of_ours_samples_the_same_images(
+    tmp_path: Path, process: dict[str, Any], kind: str, sampler: Any, steps: int, atol: float
 ) -> None:
+    """Their tables are cumulative products in float32, ours in float64; `atol` is at most an eighth of a grey level."""
     diffusers = pytest.importorskip("diffusers")
-    config = small(**{name.replace(".", "__"): value for name, value in process.items()}, process__steps=1000)
-    net = unet.network(config.knobs).eval()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            parameter.add_(0.05 * torch.randn_like(parameter))
-    net.requires_grad_(False)
+    config = cfg.override(DIGITS, SMALL | process)
+    net = unet.network(config.knobs).eval().requires_grad_(False)
+    for parameter in net.parameters():
+        parameter.add_(0.05 * torch.randn_like(parameter))
     diffusers_export.write_pipeline(tmp_path / "p", config, net.state_dict())
     pipe = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "p")
-    assert type(pipe).__name__ == kind
-    assert kind in diffusers_export.example(tmp_path / "p", config)
+    assert type(pipe).__name__ == f"{kind}Pipeline"
+    assert type(pipe).__name__ in diffusers_export.example(tmp_path / "p", config)
     pipe.set_progress_bar_config(disable=True)
-    generator = torch.Generator().manual_seed(5)
-    theirs = pipe(batch_size=2, generator=generator, num_inference_steps=12, output_type="np").images
+    how = {"generator": torch.Generator().manual_seed(5), "num_inference_steps": steps, "output_type": "np"}
+    theirs = pipe(batch_size=2, **how).images
 
-    def no_noise(k: int) -> torch.Tensor:
-        raise AssertionError(f"step {k} asked for noise")
-
-    noise = torch.randn((2, 1, 8, 8), generator=torch.Generator().manual_seed(5))
-    x0 = Diffusion(config.process).sample(net, noise, sampler="euler", steps=12, step_noise=no_noise)
+    generator = torch.Generator().manual_seed(5)  # the pipeline draws x_T, then the noise of each step if there is any
+    noise = torch.randn((2, 1, 8, 8), generator=generator)
+    of_step = (lambda k: torch.randn(noise.shape, generator=generator)) if sampler == "ddpm" else pytest.fail
+    x0 = Diffusion(config.process).sample(net, noise, sampler=sampler, steps=steps, step_noise=of_step)
     ours = (x0 / 2 + 0.5).clamp(0, 1).permute(0, 2, 3, 1)
     assert ours.std() > 0.1
-    torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=5e-4, rtol=0)  # an eighth of a grey level
+    torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=atol, rtol=0)
 
 
 # ---------------------------------------------------------------------------------------------------- without diffusers
 def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Path) -> None:
     config = small()
     before = (pipeline / WEIGHTS).read_bytes()
-    with pytest.raises(cfg.ConfigError, match="pipeline: is not empty; allowed: a new or an empty folder"):
-        diffusers_export.write_pipeline(pipeline, config, network(config).state_dict())
-    assert (pipeline / WEIGHTS).read_bytes() == before
     (tmp_path / "file").write_text("")
-    with pytest.raises(cfg.ConfigError, match="file: is not empty"):
-        diffusers_export.write_pipeline(tmp_path / "file", config, network(config).state_dict())
-    (tmp_path / "empty").mkdir()
-    diffusers_export.write_pipeline(tmp_path / "empty", config, network(config).state_dict())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "file", "pipeline"]
+    for place in ("pipeline", "file"):
+        refused(place, diffusers_export.write_pipeline, tmp_path / place, config, network(config).state_dict())
+    assert (pipeline / WEIGHTS).read_bytes() == before
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    ("values", "key"),
     [
-        ({"model.multipliers": [2, 4]}, r"model.multipliers: \[2, 4\] cannot be handed to diffusers: UNet2DModel"),
-        ({"process.steps": 20}, "process.steps: 20 cannot be handed to diffusers: DDPMScheduler does not limit"),
-        (
-            {"process.path": "flow"},
-            "process.prediction: 'epsilon' cannot be handed to diffusers: FlowMatchEulerDiscreteScheduler.* takes v",
-        ),
-        (
-            {"process.schedule": "edm", "process.prediction": "x0"},
-            "process.prediction: 'x0' cannot be handed to diffusers: EDMEulerScheduler.* takes v",
-        ),
-        (
-            {"process.prediction": "v", "process.sigma_data": 0.5},
-            "process.sigma_data: 0.5 cannot be handed to diffusers: DDPMScheduler has 1; EDMEulerScheduler has it",
-        ),
+        ({"model.multipliers": [2, 4]}, r"model.multipliers: \[2, 4\]"), ({"process.steps": 20}, "process.steps: 20"),
+        ({"process.path": "flow"}, "process.prediction: 'epsilon'"),
+        ({"process.schedule": "edm", "process.prediction": "x0"}, "process.prediction: 'x0'"),
+        ({"process.prediction": "v", "process.sigma_data": 0.5}, "process.sigma_data: 0.5"),
     ],
-)
-def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+)  # fmt: skip
+def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dict[str, Any], key: str) -> None:
     config = cfg.override(DIGITS, SMALL | values)
-    with pytest.raises(cfg.ConfigError, match=message):
-        diffusers_export.write_pipeline(tmp_path / "p", config, network(config).state_dict())
+    refused(key, diffusers_export.write_pipeline, tmp_path / "p", config, network(config).state_dict())
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    "values",
     [
-        ({"class_embed_type": "timestep"}, "class_embed_type: 'timestep' is not allowed; allowed: None"),
-        ({"attention_head_dim": 8}, "attention_head_dim: 8 is not allowed"),
-        ({"down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"]}, "down_block_types: .*CrossAttn.* is not"),
-        ({"up_block_types": ["UpBlock2D", "UpBlock2D"]}, "up_block_types: .* is not allowed"),
-        ({"act_fn": "gelu"}, "act_fn: 'gelu' is not allowed; allowed: 'silu'"),
-        ({"norm_eps": 1e-5}, "norm_eps: 1e-05 is not"),
-        ({"out_channels": 2}, "out_channels: 2 is not allowed; allowed: 1"),
-        ({"block_out_channels": [8, 12]}, r"block_out_channels: \[8, 12\] is not allowed"),
-        ({"sample_size": [8, 16]}, r"sample_size: \[8, 16\] is not allowed"),
-        ({"time_embedding_dim": 5}, "time_embedding_dim is not allowed"),
-        ({"attn_norm_num_groups": 2}, "attn_norm_num_groups is not allowed"),
-        ({"layers_per_block": 0}, "model.blocks: 0 is not allowed"),
-        ({"new_option": 1}, "new_option: 1 is not allowed"),
-        ({"_class_name": "UNet2DConditionModel"}, "_class_name: 'UNet2DConditionModel' is not allowed; allowed: UNet2D"),
+        {"class_embed_type": "timestep"}, {"attention_head_dim": 8}, {"up_block_types": ["UpBlock2D", "UpBlock2D"]},
+        {"down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D"]}, {"act_fn": "gelu"}, {"norm_eps": 1e-5},
+        {"out_channels": 2}, {"block_out_channels": [8, 12]}, {"sample_size": [8, 16]}, {"time_embedding_dim": 5},
+        {"attn_norm_num_groups": 2}, {"layers_per_block": 0}, {"new_option": 1}, {"freq_shift": None},
+        {"_class_name": "UNet2DConditionModel"},
     ],
 )  # fmt: skip
-def test_networks_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any], message: str) -> None:
-    edit(pipeline / "unet" / "config.json", **values)
-    with pytest.raises(cfg.ConfigError, match=f"unet/config.json: {message}"):
-        diffusers_export.read_unet(pipeline)
-
-
-def test_defaults_of_diffusers_count_where_config_json_is_silent(pipeline: Path) -> None:
-    content = json.loads((pipeline / "unet" / "config.json").read_text())
-    del content["freq_shift"]
-    (pipeline / "unet" / "config.json").write_text(json.dumps(content))
-    with pytest.raises(cfg.ConfigError, match=r"freq_shift: 0 \(diffusers' default\) is not allowed; allowed: 1"):
-        diffusers_export.read_unet(pipeline)
+def test_networks_that_are_not_ours_are_refused(pipeline: Path, values: dict[str, Any]) -> None:
+    """None: `config.json` is silent, and the default of diffusers counts."""
+    path = pipeline / "unet" / "config.json"
+    content = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({name: value for name, value in content.items() if name != "freq_shift" or value}))
+    refused("blocks" if "layers_per_block" in values else next(iter(values)), diffusers_export.read_unet, pipeline)
 
 
 def test_weights_of_another_network_or_damaged_ones_are_refused(pipeline: Path) -> None:
-    file = pipeline / WEIGHTS
+    file, name = pipeline / WEIGHTS, "mid_block.attentions.0.to_k.weight"
     weights = load_file(file)
-
-    def refused_with(tensors: dict[str, torch.Tensor], message: str) -> None:
-        save_file(tensors, file)
-        with pytest.raises(cfg.ConfigError, match=f"{file}: {message}"):
-            diffusers_export.read_unet(pipeline)
-
-    name = "mid_block.attentions.0.to_k.weight"
-    refused_with({k: v for k, v in weights.items() if k != name}, f"{name} is missing")
-    refused_with(weights | {name: torch.zeros(16, 8)}, f"{name} has shape 16×8; by config.json it should be 16×16")
-    refused_with(weights | {"class_embedding.weight": torch.zeros(1)}, "class_embedding.weight has no place")
-    file.write_bytes(file.read_bytes()[:1000])
-    with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged or holds no plain weights"):
-        diffusers_export.read_unet(pipeline)
-    file.unlink()
-    with pytest.raises(
-        cfg.ConfigError, match=r"no weights; looked for diffusion_pytorch_model.safetensors and .*\.bin"
+    less, more = {k: v for k, v in weights.items() if k != name}, {"class_embedding.weight": torch.zeros(1)}
+    for tensors, key in (
+        (less, name),
+        (weights | {name: torch.zeros(16, 8)}, name),
+        (weights | more, "class_embedding.weight"),
     ):
-        diffusers_export.read_unet(pipeline)
+        save_file(tensors, file)
+        refused(f"{file}: {key}", diffusers_export.read_unet, pipeline)
+    file.write_bytes(file.read_bytes()[:1000])
+    refused(str(file), diffusers_export.read_unet, pipeline)
+    file.unlink()
+    refused("safetensors", diffusers_export.read_unet, pipeline)
 
 
 def test_no_code_runs_from_pickled_weights(pipeline: Path, tmp_path: Path) -> None:
@@ -296,23 +232,14 @@ def test_no_code_runs_from_pickled_weights(pipeline: Path, tmp_path: Path) -> No
 
 def test_initial_weights_fit_or_the_first_misfit_is_named(pipeline: Path, tmp_path: Path) -> None:
     config = small()
-    net = network(config)
-    file = tmp_path / "ema.safetensors"
+    net, file, read = network(config), tmp_path / "ema.safetensors", diffusers_export.initial_weights
     save_file(net.state_dict(), file)
-    assert all(
-        torch.equal(tensor, net.state_dict()[n]) for n, tensor in diffusers_export.initial_weights(file, config).items()
-    )
-    loaded(config, diffusers_export.initial_weights(pipeline, config))
+    assert all(torch.equal(tensor, net.state_dict()[name]) for name, tensor in read(file, config).items())
+    loaded(config, read(pipeline, config))
     for path in (file, pipeline):
-        with pytest.raises(cfg.ConfigError, match=r"time.linear1.weight has shape 32×8; the model .* has 64×16"):
-            diffusers_export.initial_weights(path, small(model__channels=16))
-        with pytest.raises(cfg.ConfigError, match=r"down.0.attention.norm.weight is missing"):
-            diffusers_export.initial_weights(path, small(model__attention=[8, 4]))
-        with pytest.raises(cfg.ConfigError, match=r"down.2.attention.norm.\w+ has no place in the model"):
-            diffusers_export.initial_weights(path, small(model__attention=[]))
-    with pytest.raises(cfg.ConfigError, match="norm_num_groups is 4, but model.norm_groups = 8"):
-        diffusers_export.initial_weights(pipeline, small(model__norm_groups=8))
-    with pytest.raises(cfg.ConfigError, match="none.safetensors: cannot be read"):
-        diffusers_export.initial_weights(tmp_path / "none.safetensors", config)
-    with pytest.raises(cfg.ConfigError, match="no U-Net; looked for unet/config.json and config.json"):
-        diffusers_export.initial_weights(tmp_path, config)
+        refused("time.linear1.weight", read, path, small(model__channels=16))
+        refused("down.0.attention.norm.weight", read, path, small(model__attention=[8, 4]))
+        refused("down.2.attention.norm", read, path, small(model__attention=[]))
+    refused("model.norm_groups = 8", read, pipeline, small(model__norm_groups=8))
+    for path in (tmp_path / "none.safetensors", tmp_path):
+        refused(str(path), read, path, config)
