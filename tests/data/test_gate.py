@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import multiprocessing
 import time
@@ -48,16 +47,6 @@ class Stream(IterableDataset[Any]):
             yield torch.stack([self.items[first + index] for index in range(BATCH)])
 
 
-class Wrapped:
-    """Begins to iterate a loader when its first batch is asked for, and is none itself."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from self.inner
-
-
 def loads(items: Any, **options: Any) -> DataLoader[Any]:
     return DataLoader(items, **{"batch_size": BATCH, "num_workers": 1, "prefetch_factor": ROOM} | options)
 
@@ -70,16 +59,10 @@ def iterated(items: Counted) -> DataLoader[Any]:
     return made
 
 
-def prepared(items: Counted) -> Any:
-    return pytest.importorskip("accelerate").Accelerator(cpu=True).prepare(loads(items))
-
-
 LOADERS: dict[str, Callable[[Counted], Any]] = {
     "dataset": loads,
     "stream": lambda items: loads(Stream(items), batch_size=None),
-    "wrapped": lambda items: Wrapped(loads(items)),
     "iterated": iterated,
-    "accelerate": prepared,
 }
 
 
@@ -190,18 +173,6 @@ def test_what_is_the_users_stays_as_it_is() -> None:
     assert given.worker_init_fn is begin
     assert int(seen) == 2
     gate.open()
-
-
-def test_a_loader_that_is_made_anew_for_each_pass_leaves_nothing_behind() -> None:
-    gate = Gate()
-    for _ in range(3):
-        with gate.over_loaders():
-            assert next(iter(loads(Counted(), num_workers=0, prefetch_factor=None))) is not None
-        loader = loads(Counted())
-        gate.twin(loader)
-        del loader
-        gc.collect()
-    assert (gate.processes, gate.worked_s) == (0, None)
 
 
 def test_a_loader_without_processes_notes_nothing() -> None:

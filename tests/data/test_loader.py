@@ -5,7 +5,6 @@ import signal
 import sys
 import types
 from collections import OrderedDict, UserDict, defaultdict
-from collections.abc import Iterator, MutableMapping
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,12 +12,12 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset, dataloader
+from torch.utils.data import Dataset, TensorDataset
 
 from tunediff.config import ConfigError, baseline, override
 from tunediff.data import loader
 from tunediff.data.images import in_unit_range
-from tunediff.data.items import Uniform, to_device, with_values
+from tunediff.data.items import Uniform, to_device
 
 
 def numbered(count: int = 23) -> Tensor:
@@ -110,12 +109,6 @@ def test_resume_continues_the_stream(resident: bool) -> None:
         assert all(torch.equal(following(resumed), batch) for batch in whole[7:])
 
 
-def test_seed_decides_order_and_flips() -> None:
-    conf = config(data__horizontal_flip=True)
-    assert torch.equal(take(1, conf)[0], take(1, conf, seed=0)[0])
-    assert not torch.equal(take(1, conf)[0], take(1, conf, seed=1)[0])
-
-
 def test_half_of_the_images_are_mirrored() -> None:
     plain = take(50, config(loader__batch_size=64))
     mirrored = take(50, config(loader__batch_size=64, data__horizontal_flip=True))
@@ -203,20 +196,6 @@ def test_a_killed_worker_is_an_error_not_a_hang() -> None:
                 batches.fetch()
 
 
-@pytest.mark.parametrize("error", [ConnectionResetError(), EOFError(), FileNotFoundError()], ids=repr)
-def test_a_worker_killed_while_it_hands_over_a_batch_is_the_same_error(error, monkeypatch) -> None:
-    """What multiprocessing says then; seen once in many kills."""
-
-    def broken(iterator: Any) -> None:
-        raise error
-
-    with build(config(loader__workers=1)) as batches:
-        batches.fetch()
-        monkeypatch.setattr(dataloader._MultiProcessingDataLoaderIter, "_next_data", broken)
-        with pytest.raises(RuntimeError, match="DataLoader worker exited unexpectedly"):
-            batches.fetch()
-
-
 # ----------------------------------------------------------------------------------------------- any source of items
 ROWS = torch.arange(23)
 PAIR = (ROWS.float()[:, None] * torch.ones(23, 4), ROWS)
@@ -244,12 +223,6 @@ def test_rows_of_several_tensors_stay_together(how: dict[str, Any]) -> None:
         assert torch.equal(inputs, labels.float()[:, None].expand(8, 4))
 
 
-@pytest.mark.parametrize("how", [{}, {"loader__resident": True}], ids=str)
-def test_named_tuple_of_tensors_keeps_its_names(how: dict[str, Any]) -> None:
-    (batch,) = take(1, config(**how), Pair(*PAIR), prepare=untouched)
-    assert torch.equal(batch.x[:, 0], batch.y.float())
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 def test_items_of_a_dataset_are_put_together(workers: int) -> None:
     expected = [numbers(batch) for batch in take(4, config())]
@@ -275,19 +248,6 @@ def test_subclass_of_tensor_dataset_makes_its_own_items(workers: int) -> None:
     for source in (Shifted(*PAIR), Squares()):
         with pytest.raises(ConfigError, match=r"loader\.resident: True is not allowed: only tensors.*allowed: false"):
             build(config(loader__resident=True), source)
-
-
-class Named(TensorDataset):
-    """Has the rows of its tensors."""
-
-    def __init__(self) -> None:
-        super().__init__(*PAIR)
-
-
-def test_subclass_of_tensor_dataset_without_items_of_its_own_can_lie_on_the_device() -> None:
-    expected, found = (take(1, config(loader__resident=True), source, prepare=untouched) for source in (PAIR, Named()))
-    for one, other in zip(expected[0], found[0], strict=True):
-        assert torch.equal(one, other)
 
 
 def test_too_little_shared_memory_is_refused_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,30 +292,6 @@ class Encoding(UserDict[str, Any]):
     def to(self, device: torch.device) -> Encoding:
         self.data = {name: value.to(device) for name, value in self.data.items()}
         return self
-
-
-def test_a_mapping_that_shares_what_it_holds_with_its_copy_stays_as_it_is() -> None:
-    class View(MutableMapping[str, Any]):
-        def __init__(self, held: dict[str, Any]) -> None:
-            self.held = held
-
-        def __getitem__(self, key: str) -> Any:
-            return self.held[key]
-
-        def __setitem__(self, key: str, value: Any) -> None:
-            self.held[key] = value
-
-        def __delitem__(self, key: str) -> None:
-            del self.held[key]
-
-        def __iter__(self) -> Iterator[str]:
-            return iter(self.held)
-
-        def __len__(self) -> int:
-            return len(self.held)
-
-    view = View({"x": 1})
-    assert (with_values(view, lambda value: value + 1), view.held) == ({"x": 2}, {"x": 1})
 
 
 def test_a_batch_on_the_device_has_the_type_that_it_had() -> None:

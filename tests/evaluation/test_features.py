@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tunediff.config import ConfigError, baseline
+from tunediff.config import ConfigError
 from tunediff.data.images import Images
 from tunediff.data.knobs import Data
 from tunediff.evaluation import features, weights
@@ -156,14 +156,11 @@ def test_networks_made_from_images_take_any_size(quick: Path, size: int, channel
 
 
 def test_unlabelled_images_are_refused(digits: Images, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"evaluation\.extractor: 'classifier'.*allowed: random.*inception"):
+    with pytest.raises(ConfigError, match=r"evaluation\.extractor: 'classifier'"):
         features.Classifier(dataclasses.replace(digits, labels=None), "cpu")
-    for index in range(2):
-        (tmp_path / f"{index}.png").write_bytes(b"")
-    unlabelled = Data(name="images", path=str(tmp_path), split="all")
     with pytest.raises(ConfigError, match=r"evaluation\.extractor"):
+        unlabelled = Data(name="images", path=str(tmp_path), split="all")
         weights.check(unlabelled, Evaluation(extractor="classifier"))
-    weights.check(baseline("digits").data, baseline("digits").evaluation)
 
 
 # ---------------------------------------------------------------------------------------------------------- Inception
@@ -202,16 +199,8 @@ def test_the_url_is_that_of_torch_fidelity() -> None:
 
 
 def test_offline_names_both_ways(offline: Path) -> None:
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError, match=rf"evaluation\.weights_path.*{offline}.*no route|no route.*{offline}"):
         weights.check(Data(), inception())
-    for word in ("evaluation.weights_path", "network", weights.FILE_NAME, str(offline), "no route", "classifier"):
-        assert word in str(error.value)
-
-
-def test_missing_weights_path(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.pth", tmp_path):
-        with pytest.raises(ConfigError, match=r"evaluation\.weights_path: .* cannot be read: .*; allowed: a file of"):
-            weights.check(Data(), inception(path))
 
 
 @pytest.fixture
@@ -245,30 +234,20 @@ def test_only_the_reference_weights_make_a_fid(tmp_path: Path, reference: Any) -
     assert weights.find(inception(path)).label == "FID"
 
 
-def test_weights_from_a_path_give_2048_features(random_weights: Path, digits: Images) -> None:
+def test_inception_features_and_logits_are_those_of_torch_fidelity(random_weights: Path, digits: Images) -> None:
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
     state = torch.get_rng_state()
     extractor = features.build(inception(random_weights), digits, "cpu")
     assert torch.equal(torch.get_rng_state(), state)
-    assert (extractor.name, extractor.dim) == ("inception-v3-compat", 2048)
-    assert extractor.label == "FD (inception, own weights)"
+    assert (extractor.name, extractor.label) == ("inception-v3-compat", "FD (inception, own weights)")
     assert extractor.digest == hashlib.sha256(random_weights.read_bytes()).hexdigest()
-    grey = digits.pixels[:2]
-    found = extractor(grey)
-    assert found.shape == (2, 2048)
-    assert found.dtype == torch.float32
-    assert torch.allclose(found, extractor(grey.repeat(1, 3, 1, 1)), atol=1e-5)
-
-
-def test_inception_logits_are_those_of_torch_fidelity(random_weights: Path, digits: Images) -> None:
-    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
-    extractor = features.build(inception(random_weights), digits, "cpu")
     layer = FeatureExtractorInceptionV3.get_default_feature_layer_for_metric("isc")
     other = FeatureExtractorInceptionV3("any", [layer], feature_extractor_weights_path=str(random_weights))
     images = digits.pixels[:2].repeat(1, 3, 1, 1)
     found, logits = extractor.with_logits(images)
-    assert found.shape == (2, 2048)
-    assert logits.shape == (2, extractor.classes)
+    assert (found.shape, found.dtype, logits.shape) == ((2, extractor.dim), torch.float32, (2, extractor.classes))
+    assert torch.allclose(found, extractor(digits.pixels[:2]), atol=1e-5), "grey becomes RGB"
     assert torch.allclose(logits, other(images)[0], atol=1e-5)
     assert logits.std() > 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,18 +73,6 @@ def test_damaged_reference_is_computed_again(digits: Images, extractor: Extracto
         path.write_bytes({"empty": b"", "rubbish": b"PK rubbish", "cut": good[:-40]}[damage])
     assert torch.equal(reference.reference(digits, extractor, "cpu", 50).cov, first.cov)
     assert len(path.read_bytes()) == len(good)
-
-
-def test_kept_features_are_a_fixed_mixture(
-    digits: Images, extractor: Extractor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(reference, "KID_FEATURES", 100)
-    kept = []
-    for folder in ("a", "b"):
-        monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path / folder))
-        kept.append(reference.reference(digits, extractor, "cpu", 50).features)
-    assert kept[0].shape == (100, 64)
-    assert torch.equal(kept[0], kept[1])
 
 
 def test_real_features_are_those_of_a_fixed_mixture(digits: Images, extractor: Extractor) -> None:

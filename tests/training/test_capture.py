@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, timed, tiny, toy, train, weights
+from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, tiny, toy, train, weights
 from tests.recorded_step import RecordedStep
 from tests.toy.train import INPUTS, TARGETS, begin, error, network
 from tunediff.core.journal import Journal
@@ -19,7 +19,6 @@ from tunediff.core.trial_record import read_trial
 from tunediff.training.capture.captured_call import CapturedCall
 from tunediff.training.capture.comparison import difference
 from tunediff.training.observer import Recorder
-from tunediff.training.pace import Pace
 from tunediff.training.precision import cast_weights_together
 from tunediff.training.run_trial import run_trial
 from tunediff.training.training_run import Program
@@ -148,21 +147,6 @@ def test_capture_is_charged_as_compiling():
         train(tiny(**EXACT, evaluation__points=1), samples=FEW, program=program, observer=told)
         assert (told.points[-1].seconds["compile"] > 0) == charged
         assert told.points[-1].steps == 6
-
-
-def test_schedule_stands_still_while_a_step_is_captured():
-    hands = Hands()
-    clock = timed(10.0, hands)
-    pace = Pace(clock.budget, clock, CPU)
-    with clock.part("train"):
-        pace.aim(1.0)
-        hands.s = 2.0
-        pace.step(16)
-        before = pace.schedule
-        with pace.left_out_of_schedule(), clock.part("compile"):
-            hands.s = 5.0
-        assert pace.progress == pytest.approx(0.5), "it is charged"
-        assert pace.schedule == pytest.approx(before) == pytest.approx(0.2)
 
 
 # ---- a user's own loop
@@ -327,17 +311,6 @@ def test_loop_that_no_replay_can_repeat_is_refused_with_the_reason_and_trains_on
     assert told.points[-1].steps == 12
 
 
-def test_counter_of_the_loop_is_refused():
-    def body(trial):
-        net, optimizer = fused(trial)
-        for number, (inputs, targets) in enumerate(trial.batches((INPUTS, TARGETS))):
-            trial.step(F.mse_loss(net(inputs), targets) * (1.0 if number < 5 else 2.0), optimizer)
-
-    told = Told()
-    train(toy(), program=Recorded(), observer=told, body=body, samples=96)
-    assert told.facts["capture"].startswith("refused: number changes on the host in every step (test_capture.py:")
-
-
 def test_state_that_moves_when_it_is_put_back_is_named():
     def body(trial):
         running = Running()
@@ -404,17 +377,6 @@ def test_weights_that_an_evaluation_moves_end_the_replays():
     told = told_of(body, steps=24, evaluates=True, **{"evaluation.points": 2})
     assert told.points[0].capture == "captured"
     assert told.points[1].capture == "refused: weights or the optimizer's state were moved to another place"
-
-
-def test_loop_by_epochs_is_refused_with_the_reason():
-    def body(trial):
-        net, optimizer = fused(trial)
-        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), 8)
-        for _, batches in trial.epochs(loader):
-            for inputs, targets in batches:
-                trial.step(F.mse_loss(net(inputs), targets), optimizer)
-
-    assert told_of(body).points[-1].capture.startswith("refused: a loop by epochs")
 
 
 class Best:

@@ -200,29 +200,6 @@ def test_a_step_is_trained_before_the_first_point_however_long_compiling_took(no
     assert outcome.steps == math.ceil((10.0 - compile_s) / 0.5)
 
 
-def test_the_schedule_begins_after_charged_compile_seconds(not_compiled):
-    """4 of 10 seconds went into compiling: what is left is a whole schedule, and not the end of one."""
-    hands, seen = Hands(), []
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            hands.s += 4.0 if trial.warming_up else 0.5
-            if not trial.warming_up:
-                seen.append(trial.progress)
-            trial.step(loss_of(net, batch), optimizer)
-
-    for charged, steps in ((True, 12), (False, 20)):
-        hands.s, config = 0.0, toy(compile__mode="default")
-        seen.clear()
-        clock = timed(10.0, hands, compile_charged=charged)
-        outcome = train(config, seconds=10.0, compile_charged=charged, clock=clock, body=body)
-        assert outcome.steps == steps
-        assert seen == pytest.approx([k / steps for k in range(steps)])
-        assert (outcome.seconds["compile"], outcome.seconds["train"]) == (4.0, 0.5 * steps)
-        assert outcome.points[-1].train_s == pytest.approx(10.0)
-
-
 class Replayed(torch.autograd.Function):
     """As a CUDA graph does: every call returns the same memory, which the next one overwrites."""
 

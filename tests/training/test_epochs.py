@@ -1,8 +1,6 @@
 """Loops by epochs over a loader of one's own, and loops that make their steps by themselves."""
 
-import argparse
 import math
-import os
 
 import pytest
 import torch
@@ -146,18 +144,6 @@ def test_a_pass_that_is_left_early_has_ended():
     assert not torch.equal(found[0][1], found[3][1])
 
 
-def test_a_loader_without_length_has_epochs():
-    found = []
-    stream = [(INPUTS[:8], TARGETS[:8])] * 3
-
-    class Stream:
-        def __iter__(self):
-            return iter(stream)
-
-    trained(found, run=body(found, Stream), steps=7)
-    assert [epoch for epoch, *_, warming in found if not warming] == [0, 0, 0, 1, 1, 1, 2]
-
-
 def test_loader_options_are_the_knobs():
     made = []
 
@@ -193,19 +179,6 @@ def test_a_sampler_of_ones_own_is_left_alone():
     assert divided(batches, two, 0) is batches
 
 
-def test_parse_args_gets_no_options_of_ours():
-    seen = []
-
-    def run(trial):
-        parser = argparse.ArgumentParser()
-        parser.add_argument("--lr", type=float, default=0.3)
-        seen.append(parser.parse_args().lr)
-        body([])(trial)
-
-    trained([], run=run, steps=2)
-    assert seen == [0.3], "a default, whatever the knob lr is"
-
-
 def test_prepare_exports_and_keeps_an_average():
     def run(trial):
         net = network(trial.knobs)
@@ -228,16 +201,3 @@ def test_prepare_exports_and_keeps_an_average():
                 average.update_parameters(net)
 
     trained([], run=run, steps=3)
-
-
-def test_a_process_alone_is_none_of_several_ranks(monkeypatch):
-    monkeypatch.setenv("RANK", "0")
-    seen = []
-
-    def run(trial):
-        seen.append(os.environ.get("RANK"))
-        body([])(trial)
-
-    trained([], run=run, steps=2)
-    assert seen == [None]
-    assert os.environ["RANK"] == "0"

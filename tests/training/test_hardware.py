@@ -3,13 +3,12 @@
 import contextlib
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
 
 from tests.fake_cuda import DEVICE, fake_cuda
-from tests.helpers import Told, toy, train
+from tests.helpers import toy, train
 from tunediff.training import hardware
 from tunediff.training.hardware import Usage, disturbance
 from tunediff.training.phases import COMMON, Phases
@@ -22,17 +21,6 @@ def last_point(**how):
 
 
 # ------------------------------------------------------------------------------------------------------------- phases
-def test_phases_add_up_what_runs_inside(passing):
-    phases = Phases(CPU)
-    for _ in range(2):
-        with phases("forward"):
-            passing(2)
-        passing(4)  # belongs to no phase
-    with phases("ema"):
-        passing(1)
-    found = phases.read()
-    assert found == {**dict.fromkeys(COMMON, 0.0), "forward": 4.0, "ema": 1.0}
-    assert phases.read() == found  # reading takes nothing away
 
 
 def test_phases_of_a_captured_step_count_for_each_replay(passing):
@@ -141,66 +129,10 @@ def test_a_slow_loader_shows_as_waiting_and_a_slow_copy_as_copying(monkeypatch, 
     assert [parts["step_data_wait_s"], parts["step_host_to_device_s"]] == pytest.approx(expected, abs=0.001)
 
 
-class OfADevice(Phases):
-    """Of a device that waits for data for 1 ms a step, however long its host stands still."""
-
-    def __init__(self, device):
-        super().__init__(device)
-        self.of_device, self.waits = True, 0
-
-    def switch(self, name):
-        self.waits += name == "data_wait"
-        return super().switch(name)
-
-    def read(self):
-        return super().read() | {"data_wait": 0.001 * self.waits}
-
-
-def test_on_a_gpu_waiting_for_data_is_what_the_device_waits(monkeypatch, slow):
-    slow("fetch", lambda: time.sleep(0.02))
-    on_host = train(toy(), samples=8 * 20).seconds
-    assert on_host["data_wait"] > 0.3, "19 or 20 fetches of 20 ms"
-    monkeypatch.setattr("tunediff.training.training_run.Phases", OfADevice)
-    found = train(toy(), samples=8 * 20)
-    assert found.seconds["data_wait"] == pytest.approx(0.020), "the warm-up's is none"
-    assert found.seconds["train"] > 0.3
-    shares = [point.data_wait_share for point in found.points]
-    assert max(shares) < 0.1, "1 ms of at least 20, however fast the rest"
-    spent = found.seconds["train"] + found.seconds["data_wait"]
-    assert found.points[-1].train_s == pytest.approx(spent, rel=0.05), "what is booked elsewhere is not lost"
-
-
-def test_an_observer_hears_of_each_step():
-    told = Told()
-    last_point(observer=told)
-    assert told.steps == 20
-
-
 # --------------------------------------------------------------------------------------------------------- arithmetic
 def test_the_roof_is_that_of_a_product():
     assert hardware.peak_flops_per_s(CPU, None, "highest") > 0
     assert "peak_share" not in last_point(), "nobody said what an sample costs"
-
-
-def test_the_roof_is_of_random_numbers_that_leave_the_generators_as_they_were(monkeypatch):
-    """Constant matrices flip fewer bits, draw less power, and let a GPU run faster than any training can."""
-    monkeypatch.setattr(hardware, "fastest_product", hardware.fastest_product.__wrapped__)  # not one remembered
-    spreads, before = [], torch.get_rng_state()
-    product = torch.Tensor.__matmul__
-    monkeypatch.setattr(torch.Tensor, "__matmul__", lambda a, b: spreads.append(float(a.std())) or product(a, b))
-    hardware.peak_flops_per_s(CPU, torch.bfloat16, "high")
-    assert min(spreads) > 0.9
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
-def test_what_the_roof_was_measured_with_is_not_the_trainings(monkeypatch):
-    def product(device, dtype):
-        return 1e9 + 0 * float(torch.ones(2**28).sum())  # 1 GiB
-
-    plain = last_point()["peak_memory_mib"]
-    monkeypatch.setattr(hardware, "fastest_product", product)
-    assert last_point()["peak_memory_mib"] < plain + 500
 
 
 # ---------------------------------------------------------------------------------------------------------- neighbours

@@ -13,7 +13,6 @@ from torch import nn
 
 from tests.helpers import CPU as ALONE
 from tests.helpers import Told, tiny, toy, train
-from tests.toy.train import INPUTS, TARGETS, begin, loss_of
 from tunediff import config as cfg
 from tunediff.config.systems import Compile
 from tunediff.core.clock import Budget
@@ -103,46 +102,6 @@ def test_knobs_of_the_loader_are_options_of_torchs(monkeypatch, pixels, knobs, d
     assert ("prefetch_factor" in calls[-1]) == (calls[-1]["num_workers"] > 0)
 
 
-@pytest.mark.parametrize("non_blocking", [True, False])
-def test_non_blocking(pixels, non_blocking):
-    class Fetched(torch.Tensor):
-        def to(self, device, non_blocking):
-            asked.append(non_blocking)
-            return torch.zeros(16, 1, 8, 8, dtype=torch.uint8)
-
-    asked = []
-    with batches_of(pixels, tiny(loader__workers=0, loader__non_blocking=non_blocking)) as batches:
-        batches.move((0, torch.zeros(1).as_subclass(Fetched)))
-    assert asked == [non_blocking]
-
-
-@pytest.mark.parametrize(("transfer", "dtype"), [("uint8", torch.uint8), ("float32", torch.float32)])
-def test_transfer(pixels, transfer, dtype):
-    with batches_of(pixels, tiny(loader__workers=0, loader__transfer=transfer)) as batches:
-        fetched = batches.fetch()
-        assert fetched[1].dtype == dtype
-        assert batches.move(fetched).dtype == torch.float32
-
-
-def test_resident(pixels):
-    with batches_of(pixels, tiny(loader__resident=True), torch.device("meta")) as batches:
-        assert batches.fetch()[1].device.type == "meta"
-
-
-def test_batch_size_and_accumulation():
-    """How many forward passes of how many samples a step takes."""
-    sizes = []
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            sizes.append(len(batch[0]))
-            trial.step(loss_of(net, batch), optimizer)
-
-    train(toy(loader__batch_size=16, loader__accumulation=4), samples=32, body=body)
-    assert sizes == [4] * 4 * 3  # warm-up and two steps
-
-
 # ---------------------------------------------------------------------------------------------------------- precision
 @pytest.mark.parametrize(("amp", "dtype"), [("none", torch.float32), ("bf16", torch.bfloat16), ("fp16", torch.float16)])
 def test_amp(amp, dtype):
@@ -184,16 +143,6 @@ def test_the_roof_of_float32_is_that_of_the_fastest_units_it_may_use():
     assert fastest == ["high", "highest"]
     assert fastest_matmul(tiny(precision__matmul="medium").precision, "cuda") == "medium"
     assert fastest_matmul(tiny().precision, "cpu") == "highest", "no TF32"
-
-
-@pytest.mark.parametrize("benchmark", [True, False])
-def test_cudnn_benchmark(benchmark):
-    before = torch.backends.cudnn.benchmark
-    try:
-        set_backends(toy(precision__cudnn_benchmark=benchmark).precision, "cuda")
-        assert torch.backends.cudnn.benchmark == benchmark
-    finally:
-        torch.backends.cudnn.benchmark = before
 
 
 # ---------------------------------------------------------------------------------------------------- model, compile
@@ -258,22 +207,6 @@ def test_gradient_buckets_and_static_graph(recorded):
     with contextlib.suppress(RuntimeError):
         strategies.build(config, World(1, 2, torch.device("cuda", 1))).wrap(network())
     assert recorder.last["device_ids"] == [1]
-
-
-def test_gradients_are_averaged_in_the_last_pass_only(recorded):
-    class Wrapped(nn.Module):
-        def __init__(self, model, **_):
-            super().__init__()
-            self.inner = model
-
-        def no_sync(self):
-            return "no sync"
-
-    recorded(nn.parallel, "DistributedDataParallel", Wrapped)
-    strategy = strategies.build(tiny(parallel__workers=2), World(0, 2, CPU))
-    strategy.wrap(network())
-    assert strategy.unsynchronized() == "no sync"
-    assert isinstance(strategies.build(tiny(), ALONE).unsynchronized(), contextlib.nullcontext)
 
 
 # ------------------------------------------------------------------------------------------------------- none is missed

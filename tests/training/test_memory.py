@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers import toy, train
 from tunediff.training import memory
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,14 +61,6 @@ def test_memory_kept_needs_no_new_pages_and_a_gpus_training_changes_nothing():
         assert all(count > pages / 2 for count, pages in zip(counts, PAGES.values(), strict=True))
     assert given_back[-1] > PAGES[100] / 2  # the smaller block may fit into what stays between thresholds
     assert all(count < pages / 20 for count, pages in zip(kept, PAGES.values(), strict=True))
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_training_gives_the_order(monkeypatch, keep):
-    given = []
-    monkeypatch.setattr(memory, "keep_freed", lambda keep, device: given.append((keep, device.type)))
-    train(toy(memory__keep_freed=keep), samples=8)
-    assert given == [(keep, "cpu")]
 
 
 # Peak memory of points whose evaluation takes so many MiB, and how often memory was given back since the first step, in a
@@ -151,16 +142,6 @@ def test_every_sign_of_too_little_memory(error):
 )
 def test_other_errors_are_no_lack_of_memory(error):
     assert not memory.is_oom(error)
-
-
-def test_batch_statistics_are_updated_once_where_activations_are_computed_again():
-    block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
-    memory.checkpoint(model := torch.nn.Sequential(block), torch.nn.Sequential, 1.0)
-    x = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
-    model(x).square().sum().backward()
-    norm = block[1]
-    assert norm.num_batches_tracked == 1
-    torch.testing.assert_close(norm.running_mean, 0.1 * block[0](x).detach().mean(0))
 
 
 class Normalized(torch.nn.Module):

@@ -21,14 +21,12 @@ class Loader:
 
     position, only_in_process = None, False
 
-    def __init__(self, hands, processes=1, batch_s=0.25, room=8, held=False, stagger_s=0.0):
+    def __init__(self, hands, processes=1, batch_s=0.25, room=8, held=False):
         self.hands, self.many, self.batch_s, self.held = hands, processes, batch_s, held
         self.processes = processes if held else 0
         self.seen_s, self.noted_s, self.still, self.closed = hands.s, 0.0, True, False
         self.left = collections.deque([batch_s, number % processes] for number in range(room))  # seconds, process
         self.number = room
-        for number in range(processes):  # they start one after the other
-            self.left[number][0] += number * stagger_s
 
     def work(self):
         """Let the time pass for all processes."""
@@ -130,18 +128,6 @@ def test_steps_do_not_depend_on_how_long_an_evaluation_takes(kind):
         assert more_s > charged_s
 
 
-def test_processes_that_start_one_after_the_other_are_not_taken_for_a_fast_loader():
-    how = {"processes": 8, "batch_s": 1.0, "room": 16, "held": True, "stagger_s": 0.05, "setup_s": 0.0}
-    assert trained(0.0, **how)[2] == pytest.approx(1.0, rel=0.1), "the second in which each made its first batch"
-
-
-def test_what_was_made_meanwhile_stands_in_the_point():
-    _, ahead, charged_s = trained(3.0)
-    assert ahead[2:] == [8] * 4, "as many as the queue holds"
-    assert charged_s == pytest.approx(sum(ahead) * 0.25, rel=0.03)
-    assert trained(3.0, processes=4, batch_s=1.0, room=32, held=True)[1][2:] == [4] * 4, "one of each process"
-
-
 @pytest.mark.parametrize("how", [{}, {"room": 64}, {"processes": 4, "held": True}, {"processes": 4, "room": 32}])
 @pytest.mark.parametrize("step_s", [0.26, 0.5, 2.0])
 def test_a_loop_that_never_waits_for_its_loader_is_charged_nothing(how, step_s):
@@ -149,22 +135,6 @@ def test_a_loop_that_never_waits_for_its_loader_is_charged_nothing(how, step_s):
     steps, ahead, charged_s = trained(9.0, step_s, batch_s=batch_s, **how)
     assert (sum(ahead), charged_s) == (0, 0.0)
     assert steps == pytest.approx(48.0 / step_s, abs=6)
-
-
-def test_a_step_that_gets_slower_is_not_charged_for_the_waiting_that_it_saves():
-    hands = Hands()
-    loader, clock = Loader(hands), timed(48.0, hands)
-    prefetched = Prefetched(clock, Phases(), loader)
-    for step_s in (0.001, 0.5):
-        with clock.part("train"), prefetched.at_work():
-            for _ in range(20):
-                with clock.part("data_wait"):
-                    prefetched.fetch(loader)
-                hands.s += step_s
-                clock.read()
-        first = prefetched.facts()
-        hands.s += 9.0
-    assert first["batches_ahead_s"] < 0.25
 
 
 # ------------------------------------------------------------------------------------------------------- in a training

@@ -1,7 +1,6 @@
 """Averages, loaders and checkpoints of trainings on two ranks: what a rank has for itself, and what all must share."""
 
 import contextlib
-from unittest import mock
 
 import pytest
 import torch
@@ -199,39 +198,6 @@ def test_all_ranks_judge_an_average_with_equal_batch_statistics(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ checkpoints
-
-
-SENT = {
-    "kept": {"net": {"half": torch.ones(2, 3, dtype=torch.bfloat16).T, "none": torch.empty(0, 4), "one": torch.tensor(3)}},
-    "rng": [torch.get_rng_state(), (1, "a", torch.tensor([True, False]))], "scaler": {},
-}  # fmt: skip
-
-
-def sent(world):
-    outlines, tell = [], World.tell
-
-    def watched(self, value):
-        outlines.append(value)
-        return tell(self, value)
-
-    with mock.patch.object(World, "tell", watched):
-        found = state.broadcast(SENT if world.main else None, world)
-    return {"found": found, "outlines": outlines}
-
-
-def tensors_in(content):
-    if isinstance(content, dict | list | tuple):
-        return sum(map(tensors_in, content.values() if isinstance(content, dict) else content))
-    return int(isinstance(content, torch.Tensor))
-
-
-def test_a_checkpoint_is_sent_to_ranks_tensor_by_tensor(tmp_path):
-    both = ranks(sent, tmp_path)
-    assert tensors_in(SENT) == 5
-    assert tensors_in(both[0]["outlines"]) == 0
-    expected = SENT | {"rng": [both[0]["found"]["rng"][0], SENT["rng"][1]]}  # another process has other generators
-    for answers in both:
-        assert_equal(expected, answers["found"])
 
 
 @pytest.mark.gpu

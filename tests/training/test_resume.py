@@ -1,12 +1,10 @@
 """What a training leaves as it was, what it saves, and what goes on from there."""
 
-import collections
 import contextlib
 import errno
 import functools
 import itertools
 import math
-import random
 import tempfile
 from pathlib import Path
 
@@ -69,26 +67,6 @@ def test_the_warm_up_leaves_everything_as_it_was(amp):
     assert draws[0] == draws[1]
     assert (len(draws), outcome.steps) == (STEPS + 1, STEPS)
     assert outcome.weights["1.num_batches_tracked"] == STEPS
-
-
-def test_copied_state_has_the_same_types_and_shares_nothing():
-    Pair = collections.namedtuple("Pair", ["first", "rest"])
-    before = {
-        "milestones": collections.Counter([3, 5]),
-        "seen": {1},
-        "pair": Pair(torch.ones(1), [collections.deque([2])]),
-    }
-    after = state.copied(before)
-    before["milestones"][3] = 7
-    before["seen"].add(2)
-    before["pair"].first.zero_()
-    before["pair"].rest[0].append(3)
-    assert after == {
-        "milestones": collections.Counter([3, 5]),
-        "seen": {1},
-        "pair": Pair(torch.ones(1), [collections.deque([2])]),
-    }
-    assert [type(value) for value in after.values()] == [collections.Counter, set, Pair]
 
 
 # ---------------------------------------------------------------------------------------------- checkpoints and resume
@@ -277,16 +255,6 @@ def test_a_training_killed_at_any_step_ends_where_an_uninterrupted_one_does(name
     assert [point.index for point in told.points] == [1, 2], "points before a kill are reported again, not lost"
 
 
-def test_a_training_with_loader_processes_goes_on_exactly(tmp_path):
-    whole = train(toy(loader__workers=1), samples=IMAGES, folder=tmp_path / "whole", evaluates=True)
-    with pytest.raises(KilledError):
-        train(toy(loader__workers=1), samples=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=Dies())
-    told = Told()
-    again = train(toy(loader__workers=1), samples=IMAGES, folder=tmp_path / "killed", evaluates=True, observer=told)
-    assert_equal(weights(whole), weights(again))
-    assert told.steps == STEPS // 2
-
-
 def test_a_finished_training_is_not_trained_again(tmp_path):
     first = train(toy(), samples=IMAGES, folder=tmp_path)
     told = Told()
@@ -382,11 +350,6 @@ def test_checkpoints_are_written_between_evaluations(tmp_path, monkeypatch):
     assert saved == [18, 20], "none twice at the end"
 
 
-def test_without_a_folder_nothing_is_written(monkeypatch):
-    monkeypatch.setattr(state, "save", lambda *_: pytest.fail("written"))
-    assert train(toy(), samples=IMAGES).finished
-
-
 def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_set_aside(tmp_path, monkeypatch):
     state.save({"steps": 3}, tmp_path)
     path, opened = tmp_path / state.CHECKPOINT, open
@@ -400,21 +363,6 @@ def test_a_checkpoint_that_cannot_be_read_for_a_moment_is_not_set_aside(tmp_path
         patch.setattr("builtins.open", fails)
         result = run_trial(lambda: state.load(tmp_path, pytest.fail), alone(), tmp_path)
     assert (result.end, result.error.errno) == (None, errno.EMFILE), "an end would remove it"
-    assert state.load(tmp_path) == {"steps": 3}
-
-
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
-def test_a_trial_whose_checkpoint_finds_too_little_memory_to_be_read_has_no_end(tmp_path, monkeypatch, error):
-    """An end would remove the checkpoint, and rule out larger configurations."""
-    state.save({"steps": 3}, tmp_path)
-
-    def out_of_memory(*_, **__):
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "load", out_of_memory)
-        result = run_trial(lambda: state.load(tmp_path, pytest.fail), alone(), tmp_path)
-    assert (result.end, result.error.errno, result.error.__cause__) == (None, errno.ENOMEM, error)
     assert state.load(tmp_path) == {"steps": 3}
 
 
@@ -555,14 +503,6 @@ def test_losses_that_the_scale_is_found_by_are_no_divergence():
 
 
 # ------------------------------------------------------------------------------------------- numpy, restarts, reasons
-def test_saved_numpy_scalars_are_numbers_and_all_else_stays(tmp_path):
-    order = collections.OrderedDict(a=torch.ones(2), b=(np.int64(3), [np.float32(0.5), {np.int64(1): np.bool_(True)}]))
-    state.save({"kept": order, "same": order["a"]}, tmp_path)
-    found = state.load(tmp_path)
-    assert type(found["kept"]) is collections.OrderedDict
-    assert found["kept"]["b"] == (3, [0.5, {1: True}])
-    assert [type(one) for one in (found["kept"]["b"][0], found["kept"]["b"][1][0])] == [int, float]
-    assert found["kept"]["a"].data_ptr() == found["same"].data_ptr(), "what is shared is written once"
 
 
 @pytest.mark.parametrize("fault", ["torn", "no checkpoint's content", "another net", "a part is missing", "no pace"])
@@ -592,20 +532,6 @@ def test_a_checkpoint_that_cannot_be_used_restarts_the_training_with_the_reason(
     assert {"torn": "cannot be read", "no checkpoint's content": "holds list", "another net": "0.weight",
             "a part is missing": "average", "no pace": "pace: steps is missing"}[fault] in reason  # fmt: skip
     assert len(list(tmp_path.glob("*.damaged"))) == 1, "kept aside"
-
-
-def test_resume_with_another_number_of_ranks_restores_every_generator():
-    """Other numbers than two ranks would have drawn, but the same ones at each resume."""
-    resumed = state.State(CPU)
-    one = resumed.take()
-    of_two = one | {"rng": one["rng"] * 2, "library_rng": one["library_rng"] * 2}
-
-    def drawn(state):
-        resumed.put(state)
-        return torch.rand(1).item(), np.random.rand(), random.random()
-
-    assert drawn(of_two) == drawn(of_two)
-    assert not {*drawn(of_two)} & {*drawn(one)}, "rank 0 goes on with its own where their number is the same"
 
 
 # ------------------------------------------------------------------------------------------------ schedules and counts

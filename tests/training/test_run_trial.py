@@ -3,12 +3,10 @@
 import errno
 import os
 import types
-from pathlib import Path
 
 import pytest
 import torch
 
-from tunediff.core import trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
@@ -115,17 +113,6 @@ def test_a_full_disk_of_the_trials_own_files_has_no_end(tmp_path, disk_fault, di
     result = run_trial(lambda: write(tmp_path), alone(), tmp_path)
     assert result.end is None
     assert str(tmp_path) in str(result.error)
-
-
-def test_passing_fault_at_reading_the_journal_has_no_end(tmp_path, monkeypatch):
-    """`read(2)`, unlike `open(2)`, names no file."""
-
-    def read(path):
-        raise OSError(errno.ESTALE, "Stale file handle")
-
-    Journal(tmp_path).write("about")
-    monkeypatch.setattr(Path, "read_bytes", read)
-    assert run_trial(lambda: list(trial_record.events(tmp_path)), alone(), tmp_path).end is None
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])

@@ -2,7 +2,6 @@
 that takes milliseconds."""
 
 import contextlib
-import itertools
 import math
 import operator
 
@@ -13,7 +12,6 @@ from tests.helpers import Dies, Hands, KilledError, Told, assert_equal, timed, t
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_of, plain
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Precision
-from tunediff.training import memory
 from tunediff.training.observer import Recorder
 from tunediff.training.phases import COMMON
 from tunediff.training.precision import set_backends
@@ -160,34 +158,7 @@ def test_progress_and_stride_follow_the_budget():
     assert [stride for _, _, stride in seen] == pytest.approx([1 / STEPS] * STEPS)
 
 
-def test_progress_stays_at_its_end_after_the_budget_of_an_open_ended_training():
-    seen = []
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            if not trial.warming_up:
-                seen.append(trial.progress)
-            trial.step(loss_of(net, batch), optimizer)
-
-    told = Told(stop=lambda told: told.steps >= 2 * STEPS)
-    train(toy(), samples=IMAGES, open_ended=True, observer=told, body=body)
-    assert seen == pytest.approx([min(1.0, k / STEPS) for k in range(2 * STEPS)])
-
-
 # ------------------------------------------------------------------------------------------------------------- points
-def test_what_judging_reserved_is_not_what_training_holds(monkeypatch):
-    names, looks = ("peak_memory_mib", "peak_reserved_mib", "peak_host_memory_mib"), itertools.count(1)
-    monkeypatch.setattr(memory, "peak_mib", lambda device: dict.fromkeys(names, 100.0 * next(looks)))
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        trial.evaluate_with(lambda: error(net))
-        for batch in trial.batches((INPUTS, TARGETS)):
-            trial.step(loss_of(net, batch), optimizer)
-
-    points = train(toy(), samples=IMAGES, evaluates=True, body=body).points
-    assert [(one.peak_memory_mib, one.peak_reserved_mib) for one in points] == [(100.0, 100.0), (200.0, 100.0)]
 
 
 def test_what_is_found_and_described_is_in_every_point():

@@ -14,10 +14,10 @@ import torch
 from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff import search, search_space, train
-from tunediff.api import search_setup, train_setup
+from tunediff.api import train_setup
 from tunediff.api.calls import words
 from tunediff.api.train_setup import TrainOptions
-from tunediff.config import ConfigError, code, copies
+from tunediff.config import ConfigError, copies
 from tunediff.config.code import WorkloadError
 from tunediff.core.clock import Budget
 from tunediff.core.text import SCHEMA
@@ -160,22 +160,6 @@ def test_the_file_alone_is_a_search(mine):
     assert gpu["lr"] == {"low": 1e-3, "high": 1e-1, "log": True}
 
 
-def test_knobs_for_a_cluster_are_inferred_for_its_nodes_not_for_its_head(mine, this_machine, caplog):
-    """The head may have no GPU and few cores; what was assumed is said."""
-    caplog.set_level("INFO")
-    this_machine(2)
-    names = {}
-    for address in (None, "head:6379"):
-        request = search_setup.requested(search_setup.SearchOptions(words=("mine.py",), address=address))
-        names[address] = {dimension.name: dimension.choices for dimension in request.space.dimensions}
-    of_gpus = {"compile.mode", "memory.channels_last", "precision.cudnn_benchmark", "precision.matmul"}
-    more = names["head:6379"].keys() - names[None].keys()
-    assert more - {"precision.amp"} == of_gpus, "bf16 is searched here only if this CPU has units for it"
-    assert (names[None]["loader.workers"], names["head:6379"]["loader.workers"]) == ((0, 1), (0, 1, 2, 4, 8))
-    said = "mine.py: knobs are searched as nodes with a GPU and 9 or more CPU cores need them"
-    assert caplog.messages.count(said) == 1
-
-
 def test_a_search_file_narrows_or_replaces(mine, tmp_path):
     budget = {"per_trial": "1s", "trials": 2}
     (tmp_path / "files").mkdir()
@@ -237,14 +221,6 @@ def test_a_file_says_where_the_systems_knobs_are_searched(mine):
     mine.write_text(PLAIN + '\nSEARCH = ["loader.batch_size"]\n')
     with pytest.raises(cfg.ConfigError, match=r"^mine.py: SEARCH is "):
         default_space.infer_search_space(cfg.baseline("mine.py"), cores=1, gpu=False)
-
-
-def test_formats_that_the_cpu_emulates_are_not_searched(mine):
-    space = {name: default_space.infer_search_space(cfg.baseline("mine.py"), 2, gpu=name == "gpu", emulated=["bf16"])
-             for name in ("cpu", "gpu")}  # fmt: skip
-    assert ("precision.amp" in space["cpu"], space["gpu"]["precision.amp"]) == (False, ["none", "bf16"])
-    fast = default_space.infer_search_space(cfg.baseline("mine.py"), 2, gpu=False, emulated=["fp16"])
-    assert fast["precision.amp"] == ["none", "bf16"]
 
 
 def test_a_script_that_is_no_workload_is_refused_before_it_runs(tmp_path):
@@ -329,18 +305,6 @@ def test_plan_of_a_file_follows_its_check(mine, check_says, capsys, option):
     assert not Path("ray_results").exists()
 
 
-def test_check_writes_nothing_and_refuses_what_it_cannot_try(mine, check_says, capsys):
-    check_says({"warnings": [], "unread": [], "evaluation_s": 3.0, "parameters": 99, "value": 1.0})
-    assert search.main(["mine.py", "--check", "--storage", "mine.py"]) == 0, "a check writes nothing there"
-    check_says(ConfigError(f"{mine.resolve()}:7: no trial.step"))
-    assert search.main(["mine.py", "--check"]) == 2
-    assert f"error: {mine.resolve()}:7: no trial.step" in capsys.readouterr().err
-    assert search.main(["mine.py", "--check", "--no-check"]) == 2
-    assert "--no-check is not allowed with --check" in capsys.readouterr().err
-    assert search.main(["digits", "--check"]) == 2
-    assert "digits.yaml' is not allowed; allowed: a workload of your own" in capsys.readouterr().err
-
-
 def test_judging_leaves_no_trace(mine):
     """Modes of all parts and random numbers are afterwards as before; every evaluation draws the same."""
     text = PLAIN.replace("    return {", "    DRAWN.append(torch.rand(()).item())\n    return {") + "\n\nDRAWN = []\n"
@@ -394,14 +358,6 @@ def test_data_beside_the_file_is_linked_into_its_copies(beside):
     assert {path.name for path in (beside / "out/workload").iterdir()} == {"datapkg", copies.MARK}
     assert (beside / "out/workload/datapkg/data").readlink() == beside / "datapkg/data", "without the search in between"
     assert cfg.fingerprint(exported) == cfg.fingerprint(cfg.baseline("datapkg/train.py"))
-
-
-def test_the_folder_that_holds_a_copy_is_not_linked_into_it(tmp_path):
-    """As where searches are stored beside the file: the copy would contain itself."""
-    (tmp_path / "mine.py").write_text("HERE = __file__\n")
-    (tmp_path / "data").mkdir()
-    copy = code.read(tmp_path / "mine.py").copy(tmp_path / "searches" / "night" / "workload")
-    assert sorted(path.name for path in copy.parent.iterdir()) == ["data", "mine.py", copies.MARK]
 
 
 def test_a_preset_has_the_last_word(tmp_path):

@@ -13,7 +13,6 @@ from tunediff import evaluate
 from tunediff import train as train_command
 from tunediff.api import compare_folder, compare_setup, notebook
 from tunediff.api.compare_setup import CompareOptions
-from tunediff.config import copies
 from tunediff.core import trial_record as record
 from tunediff.core.point import Point
 from tunediff.training import check
@@ -138,12 +137,6 @@ def test_a_check_adds_what_was_loaded_from_elsewhere(mine, tmp_path, monkeypatch
     assert copy.schema.version == checked.schema.version
 
 
-def test_of_a_large_folder_the_copy_has_what_is_loaded_alone(mine, tmp_path, monkeypatch):
-    monkeypatch.setattr(copies, "MOST_FILES", 3)
-    copy = cfg.take_along(cfg.baseline(str(mine)), tmp_path / "search")
-    assert {str(path) for path in cfg.of(copy).file.contents} == {"mine.py"}
-
-
 @pytest.mark.parametrize("edited", ["models/resnet.py", pytest.param("heads/plain.py", marks=pytest.mark.nightly)])
 def test_a_training_has_the_version_of_what_it_has_imported_by_name(mine, tmp_path, capsys, edited, in_this_process):
     words = ["--config", str(mine), "--samples", "64", "--out", "out"]
@@ -177,22 +170,6 @@ def committed(mine, monkeypatch):
 
 
 EDITED = ("models/resnet.py", "layers/linear.py", "heads/plain.py")
-
-
-@pytest.mark.usefixtures("committed")
-def test_revisions_that_were_not_tried_are_equal_only_if_all_beside_the_file_is(mine, tmp_path):
-    options = CompareOptions(words=("mine.py@HEAD", "mine.py"), storage=tmp_path / "results", name="c", check=False)
-
-    def configs():
-        with compare_setup.prepare(options, lambda line: None) as request:
-            return request.sides
-
-    assert len({config.schema.workload for config in configs()}) == 2
-    git("commit", "-qam", "second")
-    with pytest.raises(cfg.ConfigError, match="is what A is here"):
-        configs()
-    (mine.parent / "plugins/three.py").write_text("VALUE = 3")
-    assert len(configs()) == 2
 
 
 @pytest.mark.usefixtures("committed")

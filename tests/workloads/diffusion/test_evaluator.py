@@ -85,12 +85,6 @@ def test_real_digits_score_better_than_noise(digits: Images, config: Any, identi
     assert copied["kid"] < noise["kid"] / 20
 
 
-def test_too_few_images_have_no_kernel_distance(digits: Images, config: Any, identity: Any) -> None:
-    scores = judge(override(config, {"evaluation.images": 40}), digits)(network, identity)
-    assert scores["kid"] is None
-    assert math.isfinite(scores["frechet"])
-
-
 def test_validation_is_part_of_the_scores_unless_switched_off(digits: Images, config: Any, identity: Any) -> None:
     scores = judge(config, digits)(network, identity)
     losses = Validation(config.data, config.evaluation, digits, CPU)(network, identity)
@@ -183,21 +177,6 @@ def test_the_noise_of_a_distance_is_what_other_images_change(digits: Images, con
     assert noises.mean().item() == pytest.approx(distances.std().item(), rel=0.5)
     quarter = number_format.noise_of(draws[0], reference, 4 * 128)[0]
     assert quarter == pytest.approx(noises[0].item() / 2)
-
-
-def test_on_a_cpu_auto_is_float32_without_cost(digits: Images, config: Any) -> None:
-    calls = []
-
-    def counting(x: Tensor, t: Tensor) -> Tensor:
-        calls.append(len(x))
-        return network(x, t)
-
-    judged = judge(automatic(config), digits)
-    scores = judged(counting, OneStep())
-    named = judge(override(automatic(config), {"evaluation.precision": "fp32"}), digits)
-    count = len(calls)
-    assert scores == named(counting, OneStep())
-    assert len(calls) == 2 * count
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU may have it")

@@ -2,14 +2,12 @@
 
 import copy
 import io
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers import ranks
 from tunediff.distributed import World, alone
 from tunediff.workloads.diffusion import knobs, methods, timesteps
 from tunediff.workloads.diffusion.process import Diffusion
@@ -201,42 +199,3 @@ def test_it_continues_exactly_from_its_state() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- distributed
-class Halves(Rewarding):
-    """As `Rewarding`, for a rank's share of the batch."""
-
-    rank = 0
-
-    def errors_at(self, x0: Tensor, noise: Tensor, t: Tensor) -> Tensor:
-        if len(t) == 20 and self.rank:  # the scan, by a GPU that finds something else
-            return torch.rand(20)
-        if not self.trained or len(t) == 20:
-            return torch.ones(len(t)) * (noise.mean((1, 2, 3)) + 2) * (0.5 if self.trained else 1.0)
-        return 1 - (self.last >= STEPS // 2).float()
-
-
-def steps_of_a_rank(sampler: BetaPolicySampler, rank: int, world: int) -> None:
-    model, source, share = Halves(), generator(), 64 // world
-    model.rank = rank
-    mine = images()[rank * share : (rank + 1) * share]
-    for _ in range(8):
-        model.trained = False
-        t, _ = sampler.sample(mine, source, batch=64, first=rank * share)
-        sampler.before_step(model.errors_at, source)
-        model.train(t)
-        sampler.after_step(model.errors_at)
-
-
-def learned(world: World) -> tuple[Tensor, Tensor]:
-    sampler = policy(world=world)
-    steps_of_a_rank(sampler, world.rank, world.size)
-    return sampler.probabilities(), sampler.state_dict()["selected"]
-
-
-@pytest.mark.nightly  # `test_train.py` has it among its ranks
-def test_two_processes_learn_what_one_learns(tmp_path: Path) -> None:
-    alone = policy()
-    steps_of_a_rank(alone, 0, 1)
-    for probabilities, selected in ranks(learned, tmp_path):
-        torch.testing.assert_close(probabilities, alone.probabilities(), rtol=1e-4, atol=1e-7)
-        assert torch.equal(selected, alone.state_dict()["selected"])
-    assert alone.probabilities()[STEPS // 2 :].sum() > 0.51
