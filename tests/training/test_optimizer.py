@@ -136,11 +136,6 @@ def test_refused_optimizers(values, message):
 
 
 # ------------------------------------------------------------------------------------------------- configurations of it
-def test_files_that_predate_optimizer_name_are_adamw():
-    """A section without a name is that of AdamW, in files and in journals."""
-    config = cfg.baseline("digits")
-    old = {name: value for name, value in cfg.flat(config).items() if name != "optimizer.name"}
-    assert cfg.from_dict(cfg.nest(old), "old") == config
 
 
 def test_another_optimizer_keeps_what_means_the_same_in_it():

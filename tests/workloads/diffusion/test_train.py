@@ -21,7 +21,6 @@ from tests.helpers import (
     weights,
 )  # fmt: skip
 from tunediff import config as cfg
-from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder
@@ -83,14 +82,6 @@ def test_a_killed_training_ends_where_an_uninterrupted_one_does(tmp_path, knobs)
     assert told.steps == 4
 
 
-def test_the_warm_up_step_leaves_no_trace_in_the_average():
-    """A training of one step so small that it changes nothing returns the initial weights."""
-    config = tiny(evaluation__points=1, optimizer__lr=1e-12)
-    outcome = train(config, samples=16)
-    torch.manual_seed(config.seed)
-    assert_equal(dict(unet.network(config.knobs).state_dict()), weights(outcome), rtol=0, atol=1e-6)
-
-
 def test_the_effective_weight_is_recorded(tmp_path):
     config = tiny(timesteps__name="speed", weighting__name="min_snr", process__steps=1000)
     point = train(config, samples=FEW, folder=tmp_path, observer=Recorder(tmp_path)).points[-1]
@@ -124,22 +115,6 @@ def test_the_averaged_weights_are_judged_and_shown(tmp_path, monkeypatch):
     assert again["validation_loss"] == point["validation_loss"]
     assert point.peak_share == pytest.approx(point.samples_per_s * point.flops_per_sample / point.peak_flops_per_s)
     assert 0 < point.peak_share < 1.5
-
-
-@pytest.mark.usefixtures("poor_judge")
-def test_asked_to_stop_it_stops_in_the_middle_of_an_evaluation(tmp_path, monkeypatch):
-    monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    config = tiny(evaluation__images=40, evaluation__validation_images=0, evaluation__batch_size=10)
-    stopped = train(config, folder=tmp_path, evaluates=True, observer=Told(stop=lambda told: told.steps >= 10))
-    assert (stopped.finished, stopped.steps, stopped.points) == (False, 10, [])
-    assert train(config, folder=tmp_path, evaluates=True).finished
-
-
-def test_divergence_is_noticed():
-    config = tiny(optimizer__lr=1.0, optimizer__clip_norm=1000.0, optimizer__warmup=0.0)
-    weights_out_of_range = {name: torch.full_like(tensor, 1e30) for name, tensor in weights(train(samples=16)).items()}
-    with pytest.raises(NotFiniteError, match="not finite after"):
-        train(config, initial=weights_out_of_range)
 
 
 @pytest.mark.parametrize("amp", ["bf16", pytest.param("fp16", marks=pytest.mark.nightly)])

@@ -193,12 +193,6 @@ def test_the_test_split_is_taken_where_it_is_not_learned(tmp_path: Path) -> None
     assert len(validation(single, data.load(config.data)).pixels) == 1
 
 
-def test_a_folder_with_train_only_is_no_failure(tmp_path: Path) -> None:
-    config = folder(tmp_path, train=10)
-    found = validation(config, data.load(config.data))
-    assert (found.split, len(found.pixels)) == ("train", 4)
-
-
 def test_pixels_are_scaled_as_in_training(tmp_path: Path) -> None:
     config = folder(tmp_path, train=10, test=245)  # the test images have 245…254, which is 0.92…0.99
     cleanest: list[float] = []
