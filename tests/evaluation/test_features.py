@@ -158,8 +158,10 @@ def test_networks_made_from_images_take_any_size(quick: Path, size: int, channel
 def test_unlabelled_images_are_refused(digits: Images, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.extractor: 'classifier'"):
         features.Classifier(dataclasses.replace(digits, labels=None), "cpu")
+    for index in range(2):
+        (tmp_path / f"{index}.png").write_bytes(b"")
+    unlabelled = Data(name="images", path=str(tmp_path), split="all")
     with pytest.raises(ConfigError, match=r"evaluation\.extractor"):
-        unlabelled = Data(name="images", path=str(tmp_path), split="all")
         weights.check(unlabelled, Evaluation(extractor="classifier"))
 
 
