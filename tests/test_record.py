@@ -257,12 +257,6 @@ def test_a_final_evaluation_belongs_to_the_point_it_was_made_after(tmp_path):
     assert "final_error" not in trial_record.read_trial(tmp_path).points[-1]
 
 
-def test_a_journal_of_another_kind_is_named(tmp_path):
-    (tmp_path / trial_record.JOURNAL).write_text('{"event": "start", "time": 1}\n')
-    with pytest.raises(ConfigError, match=r"journal\.jsonl: is damaged: KeyError"):
-        read_trial(tmp_path)
-
-
 def test_trainings_that_were_alike_have_one_effective_configuration(tmp_path):
     """What a worker found to change nothing, or never read, does not make two of them."""
     found = []

@@ -17,7 +17,6 @@ from tunediff.report import __main__ as report
 
 CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
 FILE = searches.FILE | {"budget": {"per_trial": "20s", "trials": 2}}
-SETTLE_S = 1e-6
 
 
 @pytest.fixture
@@ -189,12 +188,6 @@ def test_copier_says_once_that_storage_fails_and_copies_later(here, tmp_path, re
     refusing(False)
     assert run(here) == []
     assert "night/trials/t0001/journal.jsonl" in there(tmp_path)
-
-
-def test_nothing_is_copied_before_the_first_trial(here, tmp_path):
-    shutil.rmtree(here / "trials")
-    assert run(here) == []
-    assert not there(tmp_path)
 
 
 class S3:

@@ -195,11 +195,6 @@ def test_absent_package_is_refused_with_its_extra_before_anything_starts(tmp_pat
     assert "no_such_package is not installed" in capsys.readouterr().err
 
 
-def test_unknown_service_is_refused(tmp_path, capsys):
-    assert search.main(["digits", "--track", "comet", "--storage", str(tmp_path)]) == cli.BAD_INPUT
-    assert "--track: 'comet' is not allowed; allowed: 'wandb', 'mlflow'" in capsys.readouterr().err
-
-
 def test_track_of_a_resume_is_kept_in_the_search_file(folder, space):
     assert experiment.reopen(folder, others={"track": "tensorboard"}).track == "tensorboard"
     assert experiment.reopen(folder).track == "tensorboard"

@@ -1,6 +1,5 @@
 """A result that a stranger can check: its folder, its verdict computed again, the same run on another machine."""
 
-import itertools
 import json
 import os
 import re
@@ -151,7 +150,7 @@ def named_in_proof(proof):
 
 
 @pytest.mark.parametrize(
-    ("what", "anew"), [*itertools.product(TAMPERED, [True, False]), *((what, False) for what in PLAIN)]
+    ("what", "anew"), [*((what, True) for what in TAMPERED), *((what, False) for what in ["value", "code", *PLAIN])]
 )
 def test_whatever_was_changed_is_named(proof, capsys, what, anew):
     change, fault = (TAMPERED | PLAIN)[what]
