@@ -150,8 +150,6 @@ def _noise(noise: Noise | None) -> NoiseResult | None:
         runs=noise.runs,
         configurations=noise.configurations,
         rough=noise.is_rough,
-        least_sd=noise.least,
-        largest_sd=noise.largest,
     )
 
 

@@ -38,10 +38,6 @@ class NoiseResult(Result):
     configurations: int
     rough: bool
     """whether these are few"""
-    least_sd: float | None
-    """of the configurations with the least and with the most noise, where configurations measurably
-    differ in it; the largest then decides what is within the noise"""
-    largest_sd: float | None
 
 
 class ConfigurationResult(Result):
@@ -238,8 +234,6 @@ class SearchResult(Result):
     checkpoint_s: float
     setup_s: float
     overhead_s: float
-    training_share: float
-    """training_s / wall_s"""
     clock: str
     """which seconds counted: process, from a line, or training; only clocks of one kind compare"""
     start_up_share: float | None

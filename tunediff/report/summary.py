@@ -118,7 +118,6 @@ def _costs(results: Results, wall_s: float, confirming: Sequence[Results]) -> di
         "training_s": training_s,
         **statistics.totals([run.used() for run in runs]),
         "overhead_s": max(0.0, wall_s - sum(parts.values())),
-        "training_share": training_s / wall_s if wall_s else 0.0,
         "clock": results.clocked.kind,
         "start_up_share": results.clocked.start_up_share,
         "confirm_wall_s": sum(sessions.spent_s(run.folder) for run in confirming),
