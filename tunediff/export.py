@@ -76,9 +76,7 @@ def write(
     trial, shown_out = choose(search, name), shown_out or out
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
     allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
-    passes = {"loader.accumulation": trial.passes} if trial.passes else {}
-    values = cfg.nest({**trial.config, **passes})
-    config = cfg.from_dict(values, f"{search.folder.name}/{trial.name}")
+    config = cfg.from_dict(cfg.nest(trial.config), f"{search.folder.name}/{trial.name}")
     remote.pull(search.folder / "trials" / trial.name, heavy=True)
     weights = search.folder / "trials" / trial.name / models.WEIGHTS
     beside = out.with_suffix(".safetensors")

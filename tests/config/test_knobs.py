@@ -25,7 +25,7 @@ weighting.channels weighting.bound
 optimizer.lr optimizer.lr_scaling optimizer.beta2 optimizer.weight_decay optimizer.warmup optimizer.decay
 optimizer.clip_norm optimizer.implementation optimizer.name optimizer.momentum optimizer.nesterov
 ema.half_life ema.max_decay
-loader.batch_size loader.accumulation loader.accumulate_to_fit loader.resident loader.workers loader.prefetch_factor
+loader.batch_size loader.accumulation loader.resident loader.workers loader.prefetch_factor
 loader.persistent_workers loader.pin_memory loader.non_blocking loader.transfer
 precision.amp precision.matmul precision.conv_tf32 precision.cudnn_benchmark memory.channels_last memory.checkpoint
 memory.keep_freed compile.mode compile.dynamic compile.scope compile.capture

@@ -66,7 +66,7 @@ def test_accumulation_learns_what_the_whole_batch_learns(body):
     told = [Told(), Told()]
     found = [
         train(
-            toy(norm=False, loader__accumulation=count, loader__accumulate_to_fit=count > 1),
+            toy(norm=False, loader__accumulation=count),
             samples=IMAGES,
             observer=observer,
             body=body,

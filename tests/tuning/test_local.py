@@ -3,7 +3,6 @@
 import dataclasses
 import subprocess
 import sys
-from pathlib import Path
 
 import psutil
 import pytest
@@ -57,26 +56,6 @@ def test_a_run_that_is_killed_begins_again_from_its_checkpoint(slots, tmp_path):
     found = record.read_trial(job.folder)
     assert (found.status, [point.index for point in found.points]) == ("ok", [1, 2])
     assert found.attempts == 3  # `job_of` has begun one
-
-
-def test_memory_that_runs_out_is_answered_by_smaller_micro_batches_in_a_fresh_process(slots, tmp_path):
-    """The device's memory is that of the file: three items at once, and what a failed process held it never gives back."""
-    text = (Path(__file__).parents[1] / "users" / "plain.py").read_text()
-    limited = """
-        if len(x) > 3 or FULL:
-            FULL.append(x)
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
-        with trial.autocast"""
-    text = text.replace("        with trial.autocast", limited) + "FULL = []\n"
-    (tmp_path / "mine.py").write_text(text)
-    values = {"loader.batch_size": 8, "loader.accumulate_to_fit": True, "evaluation.points": 1}
-    config = cfg.take_along(cfg.override(cfg.baseline(str(tmp_path / "mine.py")), values), tmp_path / "t0")
-    job = placed(slots, job_of(tmp_path / "t0", config, samples=32))
-    list(trial.run_trial_on_slot(job, slots.slot(job)))
-    found, events = record.read_trial(job.folder), list(record.events(job.folder))
-    assert (found.status, found.passes, found.points[-1].steps) == ("ok", 4, 4)
-    assert [event["passes"] for event in events if event["event"] == "passes"] == [2, 4]
-    assert len({event["pid"] for event in events if event["event"] == "worker"}) == 3
 
 
 def test_a_trial_past_its_deadline_is_killed_and_the_next_one_runs(slots, tmp_path):

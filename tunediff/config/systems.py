@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import platform
 from collections.abc import Iterator
@@ -35,10 +34,6 @@ class Loader:
     """Images per optimizer step over all workers and accumulation steps."""
     accumulation: Annotated[Int, Ge(1), Le(256)] = 1
     """Forward/backward passes per optimizer step."""
-    accumulate_to_fit: Bool = False
-    """Where memory runs out before the first evaluation, begin again in a fresh process with more
-    passes, until one fits: the largest micro-batch at this batch size. The trial's journal and what
-    is exported say which number it took. In searches and comparisons."""
     resident: Bool = False
     """Keep the whole set on the device and draw batches there; `workers` and what follows have no
     effect."""
@@ -62,9 +57,6 @@ class Loader:
         if self.accumulation > 1 and mode in CUDA_GRAPHS:
             why = f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate"
             raise Refusal("loader.accumulation", why)
-        if self.accumulate_to_fit and mode in CUDA_GRAPHS:
-            why = f"compile.mode = {mode} uses CUDA graphs, which cannot accumulate"
-            raise Refusal("loader.accumulate_to_fit", why)
         parts, name = config.parallel.parts
         if self.batch_size % (passes := parts * self.accumulation):
             why = f"must be a multiple of {name} × loader.accumulation = {passes}"
@@ -349,18 +341,6 @@ class Systems(Configuration):
 def eager(config: Systems) -> Systems:
     """Return the configuration without torch.compile."""
     return dataclasses.replace(config, compile=Compile())
-
-
-def with_more_passes(config: Systems) -> Systems | None:
-    """Return the configuration with the next larger number of accumulation passes that divides its
-    batch; None: there is none, or it is not asked for by `loader.accumulate_to_fit`."""
-    loader = config.loader
-    for passes in range(loader.accumulation + 1, loader.batch_size + 1):
-        if not loader.accumulate_to_fit:
-            break
-        with contextlib.suppress(ConfigError):  # the batch is no multiple, or another knob forbids
-            return override(config, {"loader.accumulation": passes})
-    return None
 
 
 def why_not_captured(config: Systems) -> str:

@@ -113,8 +113,6 @@ class TrialRecord:
     unit: UnitName = "wall"
     """Unit of the search's budgets."""
     attempts: int = 0
-    passes: int = 0
-    """Accumulation passes that `loader.accumulate_to_fit` has found; 0: those of `config`."""
     points: list[Point] = dataclasses.field(default_factory=list)
     """All evaluations, in order."""
     end: End | None = None
@@ -292,8 +290,6 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.not_effective = event.get("not_effective", {})
         elif kind == "unread":
             record.not_effective |= dict.fromkeys(event["knobs"], NEVER_READ)
-        elif kind == "passes":  # too little memory: it begins again with smaller micro-batches
-            record.passes, record.end, record.ended = event["passes"], None, 0.0
         # A resumed trial may measure a point again, and training continued from the later line.
         elif kind == "point":
             points = {index: point for index, point in points.items() if index < event["index"]}
@@ -311,9 +307,6 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             record.clock = event
         elif kind == "end":
             record.end, record.ended = End.of(event), when
-    if record is not None and record.passes:
-        why = f"{record.passes} passes, which fit the memory at the same batch size"
-        record.not_effective = {**record.not_effective, "loader.accumulation": why}
     if record is not None:
         record.points = _with_final([points[index] for index in sorted(points)], final)
     return record

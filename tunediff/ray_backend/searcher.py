@@ -17,7 +17,7 @@ from tunediff.ray_backend.client import RaySlot
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.loop import Dispatcher
 from tunediff.tuning.stopping import ended_early
-from tunediff.tuning.trial import SPEC, Reported, run_trial_on_slot, settled
+from tunediff.tuning.trial import SPEC, Reported, run_trial_on_slot
 from tunediff.tuning.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
 
     def _settle(self, spec: TrialSpec, error: bool) -> None:
         """Write a trial's end where its workers will not: stopped early, or driver lost."""
-        trial_record = settled(spec.folder, self.proposer.space.baseline.evaluation.points)
+        trial_record = record.read_trial(spec.folder)
         if record.was_lost(spec.folder) or (
             trial_record is not None and trial_record.status is not None
         ):

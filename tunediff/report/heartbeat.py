@@ -19,7 +19,7 @@ SILENCE_S = 60.0
 """Silent seconds until a line is printed."""
 PARTS = {
     "setup": "preparing", "compile": "compiling", "train": "training",
-    "evaluation": "evaluating", "checkpoint": "saving", "waiting": "waits for its workers",
+    "evaluation": "evaluating", "checkpoint": "saving",
 }  # fmt: skip
 
 

@@ -43,7 +43,7 @@ class SearchBudget:
     compile_charged: bool = True
     """Whether compile seconds count as training seconds."""
     deadline_s: float | None = None
-    """Wall-clock until `timeout`; None: 4 × per_trial_s + 15 minutes without evaluations."""
+    """Wall-clock until `timeout`, evaluations included; None: 4 × per_trial_s + an hour."""
     unit: UnitName = "wall"
     """Unit of `per_trial_s`: training seconds, or training seconds × devices of the trial."""
     price_per_device_hour: float | None = None
@@ -82,7 +82,7 @@ class SearchBudget:
     @property
     def trial_deadline_s(self) -> float:
         """Return the wall-clock after which a trial is stopped."""
-        return self.deadline_s if self.deadline_s is not None else 4 * self.per_trial_s + 900
+        return self.deadline_s if self.deadline_s is not None else 4 * self.per_trial_s + 3600
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,7 +21,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tunediff import config as cfg
 from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
-from tunediff.config.systems import Systems, eager, with_more_passes
+from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, template_ask, text
 from tunediff.core.clock import Budget
 from tunediff.core.progress import announced
@@ -278,9 +278,6 @@ def before_search(
             ) from None
         except TemplateError as error:
             raise ConfigError(f"{title}: its process died: {error}{_last_line(output)}") from None
-    if report.get("oom") and (smaller := with_more_passes(config)) is not None:
-        say(f"{title}: out of memory; next: loader.accumulation = {smaller.loader.accumulation}")
-        return before_search(smaller, say, imports_twice)
     if "error" in report:
         raise ConfigError(report["error"])
     code.extend(file, report.get("loaded", {}))
@@ -350,7 +347,7 @@ def answer(connection: Connection, content: tuple[bytes, str]) -> None:
     except (ConfigError, WorkloadError) as error:
         connection.send({"error": str(error)})
     except BaseException as error:
-        connection.send({"error": _failure(error, config), "oom": memory.is_oom(error)})
+        connection.send({"error": _failure(error, config)})
 
 
 def _failure(error: BaseException, config: Systems | None) -> str:

@@ -84,8 +84,6 @@ def unread(
     sections |= {"loader"} if own_loader else set()
     names = [name for name in flatten(to_dict(config)) if name.partition(".")[0] in sections]
     known = {*read, *_read_by_us(config)}
-    if "loader.accumulation" in read:  # of which the driver of the trial makes more
-        known.add("loader.accumulate_to_fit")
     unread = [name for name in (*names, "precision.amp") if name not in known]
     return (*unread, *sorted(set(ignored) - set(unread)))
 

@@ -20,7 +20,6 @@ _MEMORY_FREE = (
         "seed",
         "loader.batch_size",
         "loader.accumulation",
-        "loader.accumulate_to_fit",
         "loader.workers",
         "loader.prefetch_factor",
     ),
@@ -52,8 +51,7 @@ def _known_knobs_need_at_least(
 
     `saving`: lists that save memory with everything more that is in them.
     """
-    fewest = 1 if config.get("loader.accumulate_to_fit") else samples_at_once(config)
-    if fewest < samples_at_once(other):
+    if samples_at_once(config) < samples_at_once(other):
         return False
     if _BYTES[config["precision.amp"]] < _BYTES[other["precision.amp"]]:
         return False

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff import config as cfg
 from tunediff.config import Systems, Values
 from tunediff.core.clock import UNITS, Budget, UnitName
 from tunediff.core.journal import Journal
@@ -59,9 +58,7 @@ class TrialSpec:
     unit: UnitName = "wall"
     """Unit of the search's budgets; `budget` is in training seconds."""
     deadline_s: float
-    """Wall-clock after which the trial is given up."""
-    counts_evaluations: bool = True
-    """Whether evaluations count towards `deadline_s`: only where the search file sets it."""
+    """Wall-clock, evaluations included, after which the trial is given up."""
     metric: str
     """The objective."""
     mode: str
@@ -109,7 +106,6 @@ class TrialSpec:
             budget=budget.of(config.devices),
             unit=budget.unit,
             deadline_s=budget.trial_deadline_s,
-            counts_evaluations=budget.deadline_s is not None,
             **settings,
         )
 
@@ -166,11 +162,6 @@ class TrialSpec:
         """Return the trial with a slot and with workers on the devices of an allocation."""
         group = WorkerGroupSpec(self.config.parallel.workers, allocation.place)
         return dataclasses.replace(self, slot=allocation.slot, actor=allocation.actor, group=group)
-
-    def with_passes(self, passes: int) -> TrialSpec:
-        """Return the trial with so many accumulation passes."""
-        config = cfg.override(self.config, {"loader.accumulation": passes})
-        return dataclasses.replace(self, pickled=pickle.dumps(config))
 
     def begin(self) -> Journal:
         """Write to the trial's journal that an attempt begins, and return the journal."""
