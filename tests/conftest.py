@@ -164,18 +164,6 @@ def disk_fault(monkeypatch):
 
 
 @pytest.fixture
-def environment_is(monkeypatch):
-    """Lets the hardware and versions of this machine differ from what they are by these facts."""
-    from tunediff.core import environment
-
-    def differ(**facts):
-        known = {**environment.describe(), **facts}
-        monkeypatch.setattr(environment, "describe", lambda: known)
-
-    return differ
-
-
-@pytest.fixture
 def called_as(monkeypatch):
     """Lets this be the command line of this process."""
     return lambda *words: monkeypatch.setattr(sys, "argv", [*words])

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -292,22 +291,6 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, stderr_is, 
     with progress.EventLines().work(), progress.Progress("sampling", 4, visible=False) as bar:
         bar.step()
     assert capsys.readouterr().err == "", "of several ranks one speaks"
-
-
-def test_work_that_goes_on_says_so_until_it_ends(monkeypatch):
-    monkeypatch.setattr(progress, "EVERY_S", 0.001)
-    said, twice = [], threading.Event()
-
-    def say(line):
-        said.append(line)
-        if len(said) > 2:
-            twice.set()
-
-    with progress.announced("writing the report", say, lambda: "; 3 of 4"):
-        assert twice.wait(600)
-    begun, *more = said
-    assert begun == "writing the report"
-    assert all(re.fullmatch(r"writing the report for [\d.]+s; 3 of 4", line) for line in more)
 
 
 def test_every_evaluation_as_in_the_training_is_kept(tmp_path, monkeypatch, capsys):

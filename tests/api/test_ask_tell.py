@@ -14,7 +14,6 @@ from tunediff import cli, search
 from tunediff.analysis import journals
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.tuning import experiment
 from tunediff.tuning.optuna_proposer import OptunaProposer
 
 FILE = """
@@ -131,7 +130,6 @@ def test_a_study_that_was_closed_asks_again_for_what_it_was_not_told(study, tmp_
             one.tell(trial)
         one.tell(trial, 0.5)
         assert one.ask().number == 2
-    assert experiment.foreign(tmp_path / "night") == ""
     trial_record = record.read_trial(tmp_path / "night" / "trials" / "t0001")
     assert (trial_record.value("error"), trial_record.attempts, len(trial_record.restarts)) == (0.5, 2, 1)
 

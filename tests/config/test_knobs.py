@@ -65,8 +65,8 @@ def test_digits_workload_is_small_and_grey():
 
 
 REFUSED = [
-    ({"precision.amp": False}, "precision.amp: False is not allowed; allowed: one of none, bf16, fp16 (YAML 1.1"),
-    ({"timesteps.name": "wienr"}, "; did you mean wiener?"),
+    ({"precision.amp": False}, "precision.amp: False is not allowed; allowed: one of none, bf16, fp16"),
+    ({"timesteps.name": "wienr"}, "timesteps.name: 'wienr' is not allowed; allowed: one of uniform, "),
     ({"compile.dynamic": True}, "compile.dynamic: True is not allowed: it needs a compile.mode other than none"),
     ({"loader.batch_size": 100, "parallel.workers": 3}, "loader.batch_size: 100 is not allowed: must be a multiple"),
     ({"data.image_size": 30}, "data.image_size: 30 is not allowed: model.multipliers halves it 3 times"),

@@ -74,18 +74,9 @@ def test_conditions_on_a_fixed_knob_hold_or_drop_the_knob():
     assert kept["search"] == {name: search[name] for name in ("loader.resident", "loader.workers")}
 
 
-def test_first_points_that_contradict_a_fixed_knob_are_left_out():
-    search = {"compile.mode": ["none", "default"], "compile.dynamic": [False, True]}
-    first = [{}, {"compile.mode": "default", "compile.dynamic": True}]
-    wanted, notices = narrow("compile.mode=none", search=search, first=first, noise=1)
-    assert wanted.candidates == ({"compile.dynamic": False},)
-    assert notices[1].startswith("first[1] is left out: compile.dynamic: True is not allowed: it needs")
-
-
-def test_missing_data_leave_no_point_out():
+def test_missing_data_are_what_is_refused_not_a_point():
     """That the baseline cannot run is the only thing to say."""
     narrowed = search_space.narrow(changed(workload="images"), "x.yaml", words=["loader.batch_size=16"])
-    assert not any("left out" in notice for notice in narrowed.notices)
     with pytest.raises(ConfigError, match=r"data.path: None is not allowed"):
         search_space.parse(narrowed.content, "x.yaml", words=narrowed.words)
 
@@ -98,32 +89,12 @@ def test_grids_are_narrowed_as_well():
 
 
 @pytest.mark.parametrize(
-    ("form", "listed", "noun"),
-    [
-        ("trials", [{"loader.batch_size": 64}, {"loader": {"batch_size": 256}}], "points"),
-        ("ladder", {"larger": {"loader.batch_size": 64}}, "rungs"),
-    ],
-)
-def test_points_that_name_a_knob_of_the_command_line_keep_their_value_and_the_search_says_so(form, listed, noun):
-    changes = {"search": None, "first": None, "budget": {"per_trial": "20s"}, form: listed}
-    wanted, notices = narrow("loader.batch_size=32", "optimizer.lr=1e-3", **changes)
-    assert [point["loader.batch_size"] for point in wanted.candidates][:2] == [32, 64]
-    assert notices == [
-        f"loader.batch_size=32 is not the value of all trials: {noun} of {form}: that name the knob keep their own"
-    ]
-
-
-@pytest.mark.parametrize(
     ("word", "message"),
     [
         ("loader.batch_size=banana", "command line: loader.batch_size: 'banana' is not allowed; allowed: a whole number"),
         ("loader.batch_size=-5", "command line: loader.batch_size: -5 is not allowed; allowed: a whole number of at least"),
         ("timesteps.name=wienr", "command line: timesteps.name: 'wienr' is not allowed; allowed: "),
         ("timesteps.history=banana", "command line: timesteps.history: 'banana' is not allowed; allowed: a whole number"),
-        ("baseline.loader.batch_size=16", "command line: baseline.loader.batch_size: baseline: is a section of a search "
-                                          "file; loader.batch_size=16 fixes the knob in all trials"),
-        ("objective=frechet", "command line: objective: is a key of a search file, not a knob; write it there"),
-        ("budget.trials=3", "command line: budget: is a key of a search file, not a knob; write it there"),
     ],
 )  # fmt: skip
 def test_bad_words_are_refused_with_what_is_allowed(word, message):

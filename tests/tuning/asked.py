@@ -58,7 +58,7 @@ def pool(slots=1, sizes=(1,), **how):
 class AskedBackend:
     """A backend, and its slots, that trains nothing: `events_of(spec)` yields what a job reports."""
 
-    device, environment = "cpu", None
+    device = "cpu"
 
     def __init__(self, devices, events_of=None):
         self.devices, self.events_of = devices, events_of

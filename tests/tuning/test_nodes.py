@@ -1,6 +1,5 @@
 """What a search asks of the nodes of a cluster that was there before, without one; `test_cluster.py` starts some."""
 
-import json
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
 from tunediff.ray_backend import backend, cluster, connection, node_checks, tuner
-from tunediff.tuning.resources import Machine, ResourcePartition, divided
+from tunediff.tuning.resources import Machine, divided
 
 GPU = {
     "Alive": True, "NodeID": "a1b2c3d4", "NodeManagerAddress": "10.0.0.1", "Labels": {"ray.io/node-id": "a1b2c3d4"},
@@ -86,19 +85,6 @@ def test_node_without_the_packages_of_the_head_is_refused(monkeypatch, tmp_path,
     assert f", and torch {torch.__version__.partition('+')[0]} as here" in str(refused.value)
 
 
-def test_nodes_that_train_are_described(monkeypatch, environment_is):
-    """Earlier results are compared with them: the head may train nothing."""
-    answers(monkeypatch, {"b": json.dumps({"cpu": "of the node"}), "c": "no answer within 180 s"})
-    environment_is(cpu="of the head")
-    nodes = [Machine(2, 0, "10.0.0.2", "b"), Machine(2, 0, "10.0.0.1", "a")]
-    assert node_checks.describe(nodes) == {"cpu": "of the node"}
-    assert node_checks.describe(nodes[1:])["cpu"] == "of the head"
-    assert node_checks.describe([]) == node_checks.describe([Machine(2, 0, "10.0.0.3", "c")]) == {}
-    share = ResourcePartition(tuple(nodes), (1,), False, True)
-    assert backend.RayBackend(Path("x"), share, node_checks.describe(nodes)).environment["cpu"] == "of the node"
-    assert backend.RayBackend(Path("x"), share).environment is None
-
-
 def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):
     nodes = [Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")]
     answers(monkeypatch, {})
@@ -112,7 +98,7 @@ def test_trials_run_on_the_nodes_of_the_start_that_are_left(nodes, clock):
     """One that comes later has not been checked."""
     nodes[1:] = [GPU | {"NodeID": "other"}]
     share = divided(cluster.nodes(), (1,), [], "x.yaml", True)
-    devices = backend.RayBackend(Path("x"), share, {}).devices
+    devices = backend.RayBackend(Path("x"), share, of_cluster=True).devices
     nodes[:] = [GPU | {"NodeID": "late"}, GPU | {"NodeID": "other", "Alive": False}, GPU]
     clock.s += 10
     assert devices.room()

@@ -1,12 +1,9 @@
 """What a machine offers."""
 
-from pathlib import Path
-
 import pytest
 
 from tunediff import search_space
 from tunediff.config import ConfigError
-from tunediff.ray_backend.backend import RayBackend
 from tunediff.tuning import resources
 
 
@@ -25,19 +22,6 @@ def test_a_little_of_the_machine_is_left_to_the_drivers():
             asked = shared.place(shared.machines, size)
             assert size * asked.cpus <= cores - 0.05
             assert asked.threads >= 1
-
-
-@pytest.mark.parametrize(("chosen", "count"), [("1", 1), ("4", 0), (None, 0)])
-def test_threads_that_trials_do_not_take_from_the_environment_are_named(monkeypatch, chosen, count):
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if chosen is not None:
-        monkeypatch.setenv("OMP_NUM_THREADS", chosen)
-    share = resources.share(search_space.load(search_space.find("digits")), resources.Machine(4, 0))
-    backend = RayBackend(Path("night"), share)
-    said = []
-    backend.say_through(said.append)
-    note = "OMP_NUM_THREADS=1 does not change trials: a single worker has 4 threads; train obeys it"
-    assert [line for line in said if "OMP" in line] == [note] * count
 
 
 def test_one_trial_has_all_gpus_where_it_asks_to_be_alone():

@@ -236,11 +236,25 @@ def test_lists_may_be_choices(tmp_path):
     mine.write_text(PLAIN.replace("    dropout: float", f"    widths: {space} = (1, 2)\n    dropout: float"))
     found = default_space.infer_search_space(cfg.baseline(str(mine)), cores=1, gpu=False)
     assert found["widths"] == {"choice": [[1, 2], [1, 2, 4]]}
-    mine.write_text(mine.read_text().replace("= (1, 2)\n", "= (3,)\n"))
-    with pytest.raises(
-        cfg.ConfigError, match=r"widths: its default \(3,\) is not among Choice\(\[1, 2\], \[1, 2, 4\]\)"
-    ):
-        cfg.baseline(str(mine))
+
+
+@pytest.mark.parametrize(
+    ("knob", "refused"),
+    [
+        ("dropout: Annotated[float, Range(0.1, 0.9)] = 0.0", r"dropout: 0.0, the baseline's value, lies outside the space; allowed: 0.1 … 0.9"),
+        ("dropout: Annotated[int, Choice(1, 2)] = 3", r"dropout: 3, the baseline's value, lies outside the space; allowed: \[1, 2\]"),
+        ('dropout: Annotated[str, Range(0, 1)] = "a"', r"dropout: a range needs a number"),
+        ("dropout: Annotated[float | None, Range(0.1, 1.0)] = None", r"dropout: None, the baseline's value, lies outside"),
+        ("dropout: Annotated[float, Range('a', 'b')] = 0.1", r"dropout: low: dropout: 'a' is not allowed; allowed: a number"),
+    ],
+)  # fmt: skip
+def test_a_default_outside_its_space_is_refused_before_a_search(tmp_path, knob, refused):
+    mine = tmp_path / "mine.py"
+    mine.write_text(PLAIN.replace("dropout: float = 0.0", knob))
+    content = {"workload": str(mine), "budget": {"per_trial": "9s", "trials": 2}}
+    content = default_space.completed(content, mine, [], cores=1, gpu=False)
+    with pytest.raises(cfg.ConfigError, match=refused):
+        search_space.parse(content, "x.yaml")
 
 
 def test_noise_is_that_of_the_whole_batch(mine):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -31,7 +30,6 @@ from tunediff.report.heartbeat import Heartbeat
 from tunediff.tuning import at_once, experiment, resources, rounds, sessions
 from tunediff.tuning.trial_spec import TrialSpec
 
-log = logging.getLogger(__name__)
 AnyOptions = CompareOptions | CommandCompareOptions
 R = TypeVar("R", bound=rounds.Proposed)
 
@@ -122,8 +120,6 @@ def _run(comparison: Pairs, options: AnyOptions, say: Say, listeners: Listeners)
     if comparison.over:
         return
     folder = comparison.folder
-    if options.address is None and (warning := experiment.foreign(folder)):
-        log.warning(warning)
     kind = type(options) if isinstance(options, CommandCompareOptions) else CompareOptions
     with sessions.noted(folder, options.command_line("compare", kind)):
         if isinstance(options, CommandCompareOptions):
@@ -181,8 +177,6 @@ def _run_workloads(
             )
         )
         backend.say_through(say)
-        if options.address is not None and (warning := experiment.foreign(folder, backend)):
-            say(f"WARNING: {warning}")
         make = functools.partial(
             TrialSpec.of,
             folder,

@@ -25,7 +25,6 @@ from tunediff.config import ConfigError, Systems
 from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
 from tunediff.core.options import option, words_option
-from tunediff.core.progress import announced
 from tunediff.core.refusals import allow, check_name, check_new, timed_name
 from tunediff.judge import frozen_code
 from tunediff.report import pair_plan
@@ -212,13 +211,12 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
     config = request.sides[0]
     measured = request.measured
     if cfg.of(config).file is None and options.address is None:
-        task = announced("looking at the data and timing one evaluation", say)
-        with contextlib.nullcontext() if options.dry_run else task:
-            of_runs = None
-            if not options.dry_run and config.parallel.processes == 1:
+        of_runs = None
+        if not options.dry_run:
+            say("looking at the data and timing one evaluation")
+            if config.parallel.processes == 1:
                 of_runs = functools.partial(kept(local.TRIALS).prepare, config.schema.workload)
-            found = probe.before_search(config, True, not options.dry_run, prepared=of_runs)
-            measured = {**found}
+        measured = {**probe.before_search(config, True, not options.dry_run, prepared=of_runs)}
     names, content = [" ".join(words) for words in request.side_words], request.content
     return pair_plan.values(
         names, request.sides, content["pairs"], content["budget_s"], content["unit"], measured,

@@ -123,7 +123,6 @@ def _run(
         nothing_left = searched or experiment.out_of_time(folder, space)
         is_here = options.address is None
         if nothing_left and not confirming.pending(folder, space, is_here):
-            command_time.dismiss()
             return
         frozen_code.check_unedited(folder, options.force)
         command_time.charge()
@@ -143,8 +142,6 @@ def _run(
         devices = stack.enter_context(contextlib.ExitStack())
         backend = devices.enter_context(opened)
         backend.say_through(shown.say)
-        if options.address is not None and (warning := experiment.foreign(folder, backend)):
-            shown.say(f"WARNING: {warning}")
         listeners.speak_through(shown.say)
         if not searched:
             with listeners.with_listeners(shown):

@@ -25,7 +25,6 @@ from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
 from tunediff.core.machine import emulated as emulated_formats
 from tunediff.core.options import option, words_option
-from tunediff.core.progress import announced
 from tunediff.core.refusals import allow, check_name, check_new, check_writable, timed_name
 from tunediff.judge import frozen_code
 from tunediff.report import plan
@@ -191,12 +190,12 @@ def measure(
         "confirming_final_s": space.confirm.final if space.confirm is not None else {},
     }
     finals = {name: protocol for name, protocol in protocols.items() if protocol}
-    with announced(f"looking at the data{' and timing one evaluation' if evaluates else ''}", say):
-        of_trials = None
-        if templates is not None and space.baseline.parallel.processes == 1:
-            of_trials = functools.partial(templates.prepare, space.workload.name)
-        is_search = templates is not None
-        return probe.before_search(space.baseline, evaluates, is_search, finals, of_trials)
+    say(f"looking at the data{' and timing one evaluation' if evaluates else ''}")
+    of_trials = None
+    if templates is not None and space.baseline.parallel.processes == 1:
+        of_trials = functools.partial(templates.prepare, space.workload.name)
+    is_search = templates is not None
+    return probe.before_search(space.baseline, evaluates, is_search, finals, of_trials)
 
 
 def create(
@@ -285,9 +284,6 @@ def _resumed(options: SearchOptions) -> SearchRequest:
     if not options.dry_run:
         lock.check_free(folder)  # before a user's file is imported, which may take minutes
     space = _reopened(folder, options)
-    # The nodes of a cluster are not known yet
-    if options.address is None and (warning := experiment.foreign(folder)):
-        log.warning(warning)
     return SearchRequest(folder, space)
 
 

@@ -9,14 +9,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tunediff.command.metrics import MetricPattern
 from tunediff.command.process import LOG
 from tunediff.command.run import Clocked, CommandRun, Note, execute
 from tunediff.config.knobs import ConfigError
 from tunediff.core import text
 from tunediff.core.clock import OUTCOME_FINAL, PROCESS
 from tunediff.core.point import Point
-from tunediff.core.progress import announced
 from tunediff.core.trial_record import End
 
 OTHER_SEEDS = (7919, 104_729, 611_953, 746_773)
@@ -43,9 +41,8 @@ def check(run: CommandRun, say: Callable[[str], None]) -> None:
         is_timed = definition.outcome != "final" and definition.time is None
         most = f" at most {text.seconds(attempt.limit_s)}" if is_timed else ""
         what = f"checking the command: waiting{most} for values of {definition.objective}"
-        log = Path(scratch) / "0" / LOG
-        with announced(what, say, lambda: MetricPattern.named_in(log, definition.objective)):
-            first, first_s, clock = attempt(run, 1)
+        say(what)
+        first, first_s, clock = attempt(run, 1)
         names = written.names()
         if "seed" in definition.template.names:
             _check_seed(attempt, run, first)

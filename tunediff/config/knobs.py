@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-import re
 import types
 import typing
 from collections.abc import Collection, Iterator
@@ -143,20 +142,6 @@ class Knob:
             words += " and" if self.low is not None else ""
             words += f" {'below' if self.high_open else 'at most'} {self.high:.10g}"
         return words + (", or null" if self.optional else "")
-
-    def hint(self, value: Any) -> str:
-        """Return what may be wrong with a refused value: a typing error, YAML 1.1; '': neither."""
-        if isinstance(value, str) and self.kind == "choice":
-            words = [choice for choice in self.choices or () if isinstance(choice, str)]
-            similar = difflib.get_close_matches(value, words, n=1)
-            return f"; did you mean {similar[0]}?" if similar else ""
-        if isinstance(value, str) and self.kind in ("int", "float"):
-            is_number = re.fullmatch(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?", value)
-            whole = "digits alone" if self.kind == "int" else "1.0e-3 for 1e-3"
-            return f" (YAML 1.1 reads {value!r} as text; write {whole})" if is_number else ""
-        if isinstance(value, bool) and self.kind in ("choice", "str"):
-            return " (YAML 1.1 reads off, no, on and yes as true or false: quote the word)"
-        return ""
 
 
 def nearest(name: str, names: Collection[str]) -> str:

@@ -147,35 +147,6 @@ def install_command(extra: str) -> str:
     return f"pip install '{origin}[{extra}]'"
 
 
-def differences(
-    other: Mapping[str, Any], device: str, current: Mapping[str, Any] | None = None
-) -> list[str]:
-    """Return why measurements from the environment `other` cannot be compared with those made here.
-
-    `device`: "cpu" or "cuda", what trains. `current`: the environment of the node that trains; {}:
-    it is not known; None: this machine. Each reason is a text such as `torch
-    2.14 there, 2.15 here`; an empty list means that they can be compared.
-    """
-    current = describe() if current is None else current
-    ours, theirs = _decisive({**current, "device": device}, device), _decisive(other, device)
-    different = [fact for fact in ours if theirs.get(fact, ours[fact]) != ours[fact]]
-    return [f"{fact} {theirs[fact]} there, {ours[fact]} here" for fact in different]
-
-
-def _decisive(environment: Mapping[str, Any], device: str) -> dict[str, str]:
-    """Return the facts that comparable measurements share, by their name in messages."""
-    facts = dict[str, Any]()
-    if (trained_on := environment.get("device")) is not None:  # unknown where a caller trains
-        facts["trained on"] = "a CPU" if trained_on == "cpu" else "a GPU"
-    facts["CPU"], facts["CPU cores"] = environment.get("cpu"), environment.get("usable_cores")
-    facts["instruction sets"] = " ".join(_words(environment, "cpu_features"))
-    if device != "cpu":
-        facts["GPU"] = "; ".join(sorted(set(_words(environment, "gpus"))))
-    facts["torch"] = environment.get("versions", {}).get("torch")
-    facts["tunediff's code"] = environment.get("code")
-    return {fact: str(value or "unknown") for fact, value in facts.items()}
-
-
 def _words(environment: Mapping[str, Any], name: str) -> list[str]:
     """Return a list of a recorded environment as strings; [] where nothing is known."""
     return [str(item) for item in environment.get(name, ())]

@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -200,28 +199,6 @@ class EventLines:
         bars = sys.stderr.isatty() and not self.logged
         with subscribe(_Bar() if bars else _Lines(lambda line: self.aside.say(line, timed=False))):
             yield
-
-
-@contextlib.contextmanager
-def announced(
-    what: str, say: Callable[[str], object], more: Callable[[], str] = lambda: ""
-) -> Iterator[None]:
-    """Say what begins, and every 30 s that it goes on: `writing the report for 30s`, and `more`."""
-    begin, over = time.monotonic(), threading.Event()
-
-    def beat() -> None:
-        while not over.wait(EVERY_S):
-            spent = text.seconds(time.monotonic() - begin)
-            log_exceptions(what, lambda spent=spent: say(f"{what} for {spent}{more()}"))
-
-    say(what)
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 DOING = "doing.json"

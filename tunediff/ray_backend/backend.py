@@ -19,7 +19,7 @@ from tunediff.ray_backend.dashboard import RayDashboardReporter
 from tunediff.ray_backend.slot import CALLS_OF_A_RANK, OTHER_CALLS, SlotActor
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, ResourcePartition, omp_notes
+from tunediff.tuning.resources import Machine, ResourcePartition
 from tunediff.tuning.templates import SharedTemplates
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
@@ -35,16 +35,14 @@ class RayBackend:
     """The slots of a session, as many actors as trials have run at once; a `Backend`."""
 
     def __init__(
-        self, folder: Path, share: ResourcePartition, environment: dict[str, Any] | None = None,
+        self, folder: Path, share: ResourcePartition, of_cluster: bool = False,
         templates: SharedTemplates | None = None,
     ) -> None:  # fmt: skip
-        """`folder`: of the search, for Ray Train's own files; `environment`: of a node of a cluster
-        that was there before, see `node_checks.describe`, None: Ray was started here; `templates`:
-        of this machine, where all workers are here."""
+        """`folder`: of the search, for Ray Train's own files; `of_cluster`: whether Ray was
+        there before; `templates`: of this machine, where all workers are here."""
         # Several searches may share a cluster, where a name must be its own.
         prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
         self.device = "cuda" if share.gpu else "cpu"
-        self.environment = environment
         self._storage, self._share = str(folder / "train"), share
         self._actors, self._templates = list[Any](), templates
         known = {machine.id for machine in share.machines}
@@ -52,10 +50,10 @@ class RayBackend:
         def left() -> list[Machine]:  # later ones have not been checked
             return [machine for machine in cluster.nodes() if machine.id in known]
 
-        look = left if environment is not None else None
+        look = left if of_cluster else None
         self.devices = Pool(share, look, self._provide_actor, prefix)
         # slots or nodes that may need the devices of an idle slot
-        self._others = share.slots > 1 or environment is not None
+        self._others = share.slots > 1 or of_cluster
 
     def warm(self, config: Systems) -> None:
         """Start the first trials' workers, which train this configuration, beside Tune."""
@@ -81,7 +79,7 @@ class RayBackend:
 
     def say_through(self, say: Callable[[str], None]) -> None:
         """Call `say` with the notes on the machines now, and later with what changes."""
-        for note in (*self._share.notes, *omp_notes(self._share)):
+        for note in self._share.notes:
             say(note)
         self.devices.say = say
 
@@ -107,14 +105,14 @@ class RayBackend:
 
 def opened(
     folder: Path, share: ResourcePartition, warm: Systems | None,
-    environment: dict[str, Any] | None = None, templates: SharedTemplates | None = None,
+    of_cluster: bool = False, templates: SharedTemplates | None = None,
 ) -> RayBackend:  # fmt: skip
     """Return the slots for what runs in `folder`; they end with the connection to Ray.
 
     `warm`: configuration that the first trials train, if their workers may start now;
-    `environment`, `templates`: see `RayBackend`.
+    `of_cluster`, `templates`: see `RayBackend`.
     """
-    backend = RayBackend(folder, share, environment, templates)
+    backend = RayBackend(folder, share, of_cluster, templates)
     if warm is not None:
         backend.warm(warm)
     return backend

@@ -120,8 +120,8 @@ def _of_cluster(
     share: Callable[..., resources.ResourcePartition],
     configs: Sequence[Systems],
     evaluates: bool,
-) -> tuple[resources.ResourcePartition, dict[str, Any]]:
-    """Return the partition of the cluster that Ray is connected to, and a node's environment.
+) -> resources.ResourcePartition:
+    """Return the partition of the cluster that Ray is connected to.
 
     Raises `ConfigError` without room, or if a node lacks the folder, packages, data or weights.
     """
@@ -133,7 +133,7 @@ def _of_cluster(
     node_checks.check_shared(folder, partition.machines)
     for config in configs:
         node_checks.check_files(cfg.to_dict(config), evaluates, partition.machines)
-    return partition, node_checks.describe(partition.machines)
+    return partition
 
 
 @contextlib.contextmanager
@@ -170,10 +170,8 @@ def workers(
 
             watched = ray_cluster.raylet_watched if address is None else ray_cluster.head_watched
             stack.enter_context(watched(functools.partial(_headless, folder, address)))
-            partition, environment = local_partition, None
-            if partition is None:
-                partition, environment = _of_cluster(folder, share, configs, evaluates)
-            yield backend.opened(folder, partition, warm, environment, shared)
+            partition = local_partition or _of_cluster(folder, share, configs, evaluates)
+            yield backend.opened(folder, partition, warm, local_partition is None, shared)
 
 
 @contextlib.contextmanager

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import json
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines
-from tunediff.core import environment
 from tunediff.tuning.resources import Machine
 
 ANSWER_S = 180.0
@@ -65,18 +62,6 @@ def check_files(config: Lines, evaluates: bool, machines: Iterable[Machine]) -> 
         raise ConfigError(
             "; ".join(f"node {machine.name}: {answer}" for machine, answer in lacking.items())
         )
-
-
-def describe(machines: Sequence[Machine]) -> dict[str, Any]:
-    """Return the first node's `environment.describe`; {}: no node, or no answer."""
-    for answer in _on_each(machines[:1], _describe).values():
-        with contextlib.suppress(ValueError):
-            return dict(json.loads(answer))
-    return {}
-
-
-def _describe() -> str:
-    return json.dumps(environment.describe())
 
 
 def _on_each(

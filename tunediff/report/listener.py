@@ -9,7 +9,6 @@ from typing import Any
 from tunediff import analysis
 from tunediff.analysis import evidence, pairs
 from tunediff.core.listeners import Activity, Listener, Say
-from tunediff.core.progress import announced
 
 
 def listeners(activity: Activity) -> Iterator[Listener]:
@@ -31,8 +30,8 @@ class ReportWriter(Listener):
     def search_end(self, result: Callable[[], Mapping[str, Any]] | None) -> None:
         if result is not None:
             try:
-                with announced("writing the report", self._say):
-                    self._write(self._folder)
+                self._say("writing the report")
+                self._write(self._folder)
             except ImportError as error:  # a comparison of commands needs nothing that draws
                 self._say(f"no report: {error}")
 

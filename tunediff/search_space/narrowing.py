@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Lines, Values
+from tunediff.config import Lines, Values
 from tunediff.config.knobs import refuse
 from tunediff.core import text
 from tunediff.search_space.searched_knobs import spread
-from tunediff.search_space.sections import SearchFile
-
-_SECTIONS = ("baseline", "fixed", "search", "grid")
-"""Sections of a search file whose entries are knobs."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,48 +34,10 @@ def narrow(
     knob of a union's member stays a dimension with one choice while the union itself is searched,
     because other members do not have it. Raises `ConfigError` for unknown knobs or values.
     """
-    refuse_keys(words)
     form = next((key for key in ("search", "grid") if isinstance(content.get(key), dict)), None)
     if not words or form is None or ("workload" in content) == ("base" in content):
-        return Narrowed(content, list(words), _kept_by_points(content, source, words))
+        return Narrowed(content, list(words), [])
     return _Narrowing(content, source, folder, words, form).narrowed()
-
-
-def _kept_by_points(content: Lines, source: str, words: Sequence[str]) -> list[str]:
-    """Return a message for each word whose knob is named by points or rungs."""
-    notices = []
-    for form, noun in (("trials", "points"), ("ladder", "rungs")):
-        listed = content.get(form)
-        entries = listed.values() if isinstance(listed, dict) else listed
-        entries = entries if isinstance(entries, Iterable) else ()
-        points = [point for point in entries if isinstance(point, dict)]
-        named = {name for point in points for name in cfg.flatten(point, f"{source}: {form}")}
-        keep = f"{noun} of {form}: that name the knob keep their own"
-        for word in words:
-            if word.partition("=")[0] in named:
-                notices.append(f"{word} is not the value of all trials: {keep}")
-    return notices
-
-
-def refuse_keys(words: Sequence[str]) -> None:
-    """Raise `ConfigError` for a word that names a key of a search file instead of a knob."""
-    for word in words:
-        name, _, value = word.partition("=")
-        section, _, knob = name.partition(".")
-        if section in _SECTIONS and knob:
-            fix = f"{knob}={value} fixes the knob in all trials"
-            raise ConfigError(
-                f"command line: {name}: {section}: is a section of a search file; {fix}"
-            )
-        keys = {field.name for field in dataclasses.fields(SearchFile)} - {"seed"}
-        key = f"command line: {section}: is a key of a search file, not a knob; write it there"
-        refuse(section in keys, f"{key}{_OPTIONS.get(name, '')}")
-
-
-_OPTIONS = dict.fromkeys(("budget", "budget.per_trial"), " or give --budget")
-_OPTIONS |= dict.fromkeys(("trials", "budget.trials"), " or give --trials")
-_OPTIONS |= {"budget.total": " or give --total", "confirm": " or give --confirm"}
-_OPTIONS |= {"warm_start": " or give --warm-start"}
 
 
 class _Narrowing:
@@ -144,7 +102,7 @@ class _Narrowing:
         if "baseline" in content or ours:
             content["baseline"] = ours
         if isinstance(points := self.content.get("first"), list):
-            content["first"] = self._points(points, search, config)
+            content["first"] = [self._left_of(point, search, config) for point in points]
         words = [word for word in self.words if word.partition("=")[0] not in self.single]
         return Narrowed(content, words, self.notices)
 
@@ -191,34 +149,15 @@ class _Narrowing:
         values = {union: member, name: self.single[name]}
         return cfg.flat(cfg.override(self.base, values, where="command line", check=False))[name]
 
-    def _points(self, points: list[Any], search: Lines, config: Any) -> list[Any]:
-        """Return the points without unsearched knobs and without contradictions to fixed ones."""
-        remaining = []
-        try:
-            cfg.override(config, {})
-            runs = True
-        except ConfigError:  # such as missing data: reported later, for all points
-            runs = False
-        for i, point in enumerate(points):
-            if not isinstance(point, dict):
-                return points  # reported later
-            flat = cfg.flatten(point, f"{self.source}: first[{i}]")
-            left = {
-                name: value
-                for name, value in flat.items()
-                if name in search or name not in self.searched
-            }
-            try:
-                members = cfg.flat(cfg.override(config, left, check=False))
-                left |= {name: value for name, value in self.single.items() if name in members}
-                cfg.override(config, left, where=f"first[{i}]")
-            except ConfigError as error:
-                if not runs or (left == flat and not self.values):
-                    remaining.append(left)  # reported later, with its place in the file
-                    continue
-                self.notices.append(
-                    f"first[{i}] is left out: {str(error).removeprefix(f'first[{i}]: ')}"
-                )
-                continue
-            remaining.append(left)
-        return remaining
+    def _left_of(self, point: Any, search: Lines, config: Any) -> Any:
+        """Return a listed point without the knobs that are not searched any more."""
+        if not isinstance(point, dict):
+            return point  # reported later
+        flat = cfg.flatten(point, f"{self.source}: first")
+        left = {
+            name: value
+            for name, value in flat.items()
+            if name in search or name not in self.searched
+        }
+        members = cfg.flat(cfg.override(config, left, f"{self.source}: first", check=False))
+        return left | {name: value for name, value in self.single.items() if name in members}

@@ -24,7 +24,6 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, template_ask, text
 from tunediff.core.clock import Budget
-from tunediff.core.progress import announced
 from tunediff.core.template import TemplateError
 from tunediff.distributed import World, world_of_environment
 from tunediff.training import hardware, memory, prepared, rerun, state, weights
@@ -260,8 +259,8 @@ def before_search(
     doing = f"checking {title}: {STEPS} steps and {STEPS} evaluations{on_ranks}"
     content = pickle.dumps(config)
     options = {"workload": config.schema.workload, "trains": False}
+    say(doing)
     with (
-        announced(doing, say),
         tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder,
         tempfile.TemporaryFile() as output,
     ):

@@ -7,8 +7,8 @@ It has two implementations, `local.LocalBackend` on this machine without Ray, an
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
@@ -61,10 +61,6 @@ class Backend(Protocol):
     devices: Pool
     device: str
     """What trials train on: "cuda" or "cpu"."""
-
-    @property
-    def environment(self) -> Mapping[str, Any] | None:
-        """Return that of a cluster's node; {}: not known; None: trials run on this machine."""
 
     def slot(self, spec: TrialSpec) -> Slot:
         """Return the slot of a trial that has its devices."""

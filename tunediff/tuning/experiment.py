@@ -23,7 +23,7 @@ from tunediff import analysis
 from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems, Values
-from tunediff.core import environment, machine_options, text
+from tunediff.core import machine_options, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.machine_options import MachineOptions
@@ -32,11 +32,10 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.training import number_formats
 from tunediff.training.number_formats import FormatChoice
-from tunediff.tuning import resources
 from tunediff.tuning.sessions import NotStartedError, StoppedError, all_spent_s
 
 if TYPE_CHECKING:
-    from tunediff.tuning.backend import Backend
+    pass
 
 WARM_POINTS = 5
 """Most points of an earlier search that are tried first."""
@@ -193,30 +192,6 @@ def out_of_time(folder: Path, space: SearchSpace) -> bool:
     if not records or not all(trial.finished for trial in records):
         return False
     return time_is_up(space, durations(records), all_spent_s(folder))
-
-
-def foreign(folder: Path, backend: Backend | None = None) -> str:
-    """Return a warning that trials or confirming runs ran on another machine; '': none.
-
-    `backend`: what will train, on a cluster; None: this machine trains.
-    """
-    current = None if backend is None else backend.environment
-    if current == {}:  # no node of a cluster has said it
-        return ""
-    folders = (folder, *folder.glob("confirm*"))
-    trials = [trial for below in folders for trial in record.read_trials(below) if trial.points]
-    device = resources.local().device if backend is None else backend.device
-    environments = [trial.environment for trial in trials]
-    differences = [
-        why for past in environments if (why := environment.differences(past, device, current))
-    ]
-    if not differences:
-        return ""
-    where = (
-        f"{len(differences)} of its {len(trials)} trials were measured elsewhere"
-        f" ({'; '.join(differences[0])})"
-    )
-    return f"{folder.name}: {where}: what is measured from now on cannot be compared with them"
 
 
 def warm(space: SearchSpace) -> Systems | None:

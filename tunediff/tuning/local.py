@@ -17,7 +17,7 @@ from tunediff.tuning.at_once import Interrupted, RunDevice
 from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import ResourcePartition, omp_notes
+from tunediff.tuning.resources import ResourcePartition
 from tunediff.tuning.templates import SharedTemplates, Templates, kept
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -31,8 +31,6 @@ class LocalBackend:
     """What runs on this machine; a `Backend`. It has one slot, or one for each of equal devices of
     the machine; a slot trains one job at a time, in a thread for each rank."""
 
-    environment = None
-
     def __init__(
         self, folder: Path, partition: ResourcePartition, workloads: Sequence[str],
         run_devices: Sequence[RunDevice] = (),
@@ -41,7 +39,6 @@ class LocalBackend:
         trials of one rank; `run_devices`: each has a run; none: one run at a time."""
         self.device = "cuda" if partition.gpu else "cpu"
         self.devices = Pool(partition)
-        self._notes = (*partition.notes, *omp_notes(partition))
         self._slots = [_Slot(folder / OUTPUT, device) for device in run_devices or (None,)]
         for slot in self._slots if workloads and partition.sizes[-1] == 1 else ():
             slot.provide_ranks(1, workloads)
@@ -58,10 +55,7 @@ class LocalBackend:
         """Do nothing: no trial is stopped early here."""
 
     def say_through(self, say: Callable[[str], None]) -> None:
-        """Call `say` with the notes on this machine."""
-        for note in self._notes:
-            say(note)
-        self.devices.say = say
+        """Do nothing: one machine needs no notes, and nothing waits for it."""
 
     def show(self, slot: int, line: str) -> None:
         """Do nothing: there are no pages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -12,7 +13,7 @@ from tunediff.tuning.resources import Machine, Placement, ResourcePartition
 LOOK_S = 2.0
 """Seconds between two queries of which nodes there are."""
 PATIENCE_S = 60.0
-"""Seconds after which a trial that finds no room is reported; then at growing intervals."""
+"""Seconds after which a trial that finds no room is reported, once."""
 
 
 class Allocation(NamedTuple):
@@ -45,7 +46,6 @@ class Pool:
             int, tuple[Placement, int]
         ] = {}  # what a slot's workers were started for: they are still warm
         self._waits: float | None = None
-        self._due = 0.0
 
     @property
     def unsteady(self) -> bool:
@@ -124,19 +124,10 @@ class Pool:
         return workers if sum(workers.values()) >= size else None
 
     def _wait(self, size: int, now: float) -> None:
-        """Report at growing intervals what the trial waits for."""
+        """Report once what the trial waits for."""
         if self._waits is None:
-            self._waits, self._due = now, now + PATIENCE_S
-        if now >= self._due:
-            self._due = now + 2 * (self._due - self._waits)
+            self._waits = now
+        if now >= self._waits + PATIENCE_S:
+            self._waits = math.inf
             unit = "GPU" if self._share.gpu else "CPU core"
-            machines = [
-                f"{machine.name or 'this machine'}: {self._free(machine)}"
-                for machine in self._machines
-            ]
-            free = "; ".join(machines) or "no nodes"
-            waited = text.seconds(now - self._waits)
-            self.say(
-                f"the next trial waits for {waited}: it needs {text.pluralize(size, unit)}; free:"
-                f" {free}"
-            )
+            self.say(f"the next trial waits for {text.pluralize(size, unit)}")

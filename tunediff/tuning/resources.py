@@ -12,8 +12,7 @@ from typing import Any
 from tunediff.config import ConfigError, is_command
 from tunediff.config.systems import Systems
 from tunediff.core import text
-from tunediff.core.machine import OMP, cores, gpus
-from tunediff.core.machine import threads as threads_set
+from tunediff.core.machine import cores, gpus
 from tunediff.search_space import SearchSpace
 
 
@@ -81,7 +80,7 @@ class ResourcePartition:
     at_once: int = 1
     """Trials that share the cores of a machine without GPUs, if several do."""
     notes: tuple[str, ...] = ()
-    """Which machines are not used, and what makes the others unlike, in words."""
+    """What makes the machines unlike, in words."""
     working_folder: str = dataclasses.field(default_factory=os.getcwd)
     """Where the search was started: relative paths in a user's file are meant from there."""
 
@@ -98,14 +97,6 @@ class ResourcePartition:
             sorted(
                 fitting, key=lambda other: (-self.units(other), -other.cores, other.name, other.id)
             )
-        )
-
-    def why_unused(self, machine: Machine) -> str:
-        """Return a line on why a machine is not used; '' if it is."""
-        return (
-            ""
-            if self.units(machine)
-            else f"{machine}: not used, {'without GPUs' if self.gpu else 'no CPU cores'}"
         )
 
     def place(self, machines: Sequence[Machine], size: int, together: bool = False) -> Placement:
@@ -205,7 +196,6 @@ def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
 
 COMMAND = "command"
 """Stands for the strategy of a command, whose one process gets all its GPUs."""
-DP_NOTE = "parallel.strategy=dp is the slow one, for comparison: ddp learns the same in less time"
 _GPU_ONLY = {"reduce-overhead": "compile.mode", "tf32": "evaluation.precision"}
 
 
@@ -246,11 +236,16 @@ def divided(
             raise ConfigError(
                 f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {listed}"
             )
-    notes = tuple(_notes(partition, machines))
     if sizes[-1] > 1 and "dp" in strategies:
         _check_dp(sizes[-1], most, gpu, listed, source)
-        notes += (DP_NOTE,)
-    return dataclasses.replace(partition, notes=notes)
+    return dataclasses.replace(partition, notes=tuple(_unlike(partition)))
+
+
+def _unlike(share: ResourcePartition) -> Iterable[str]:
+    """Yield a warning of nodes whose workers get different numbers of threads."""
+    if len({share.place([machine], 1).threads for machine in share.machines}) > 1:
+        nodes = "; ".join(map(str, share.machines))
+        yield f"WARNING: nodes differ in CPU cores per worker ({nodes}): do not compare their speed"
 
 
 def _check_dp(size: int, most: int, gpu: bool, listed: str, source: str) -> None:
@@ -263,34 +258,3 @@ def _check_dp(size: int, most: int, gpu: bool, listed: str, source: str) -> None
     if size > most:
         why = f"needs as many GPUs on one node for parallel.strategy: 'dp'; allowed: at most {most}"
         raise ConfigError(f"{source}: parallel.workers: {size} {why}; there are {listed}")
-
-
-def _notes(share: ResourcePartition, machines: Sequence[Machine]) -> Iterable[str]:
-    """Yield which machines of a cluster are not used, and how those that are used differ."""
-    for machine in machines:
-        if why := share.why_unused(machine):
-            yield why
-    places = {share.place([machine], 1).threads for machine in share.machines}
-    if len(places) > 1:
-        each = "; ".join(
-            f"{machine.name}: {share.place([machine], 1).threads}" for machine in share.machines
-        )
-        yield (
-            f"WARNING: nodes differ in CPU cores per worker ({each}): what they measure cannot be"
-            " compared strictly"
-        )
-    most = max(map(share.units, share.machines), default=0)
-    if (size := share.sizes[-1]) > most > 0:
-        yield f"parallel.workers={size} spans nodes: one has room for {most}"
-
-
-def omp_notes(share: ResourcePartition) -> Iterable[str]:
-    """Yield a line if OMP_NUM_THREADS, which `train` obeys, differs from a worker's."""
-    chosen = os.environ.get(OMP, "")
-    threads = {share.place([machine], 1).threads for machine in share.machines}
-    if threads_set() is None and chosen.isdigit() and threads != {int(chosen)}:
-        has = text.pluralize(max(threads), "thread")
-        yield (
-            f"OMP_NUM_THREADS={chosen} does not change trials: a single worker has {has}; train"
-            " obeys it"
-        )
