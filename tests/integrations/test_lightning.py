@@ -122,15 +122,6 @@ def test_losses_rates_and_epochs_are_those_of_lightning_alone():
     )
 
 
-@pytest.mark.parametrize(("interval", "frequency"), [("step", 3), ("epoch", 2)])
-def test_rates_follow_the_frequency_of_a_scheduler(interval, frequency):
-    kind = type("Kind", (Decay,), {"interval": interval, "frequency": frequency})
-    reference, modules = alone(kind, max_epochs=4), []
-    trained(modules, 4 * 6, kind=kind, options={"max_epochs": 4})
-    assert len(set(reference.rates)) > 1
-    assert modules[0].rates[2:] == reference.rates
-
-
 @pytest.mark.parametrize(
     ("interval", "options", "steps"),
     [

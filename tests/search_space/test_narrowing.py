@@ -74,6 +74,14 @@ def test_conditions_on_a_fixed_knob_hold_or_drop_the_knob():
     assert kept["search"] == {name: search[name] for name in ("loader.resident", "loader.workers")}
 
 
+def test_first_points_that_contradict_a_fixed_knob_are_left_out():
+    search = {"compile.mode": ["none", "default"], "compile.dynamic": [False, True]}
+    first = [{}, {"compile.mode": "default", "compile.dynamic": True}]
+    wanted, notices = narrow("compile.mode=none", search=search, first=first, noise=1)
+    assert wanted.candidates == ({"compile.dynamic": False},)
+    assert notices[1].startswith("a point is left out: first[1]: compile.dynamic: True is not allowed: it needs")
+
+
 def test_missing_data_are_what_is_refused_not_a_point():
     """That the baseline cannot run is the only thing to say."""
     narrowed = search_space.narrow(changed(workload="images"), "x.yaml", words=["loader.batch_size=16"])

@@ -15,7 +15,6 @@ from tunediff.api import compare_folder, compare_setup, notebook
 from tunediff.api.compare_setup import CompareOptions
 from tunediff.core import trial_record as record
 from tunediff.core.point import Point
-from tunediff.training import check
 from tunediff.tuning.templates import Templates
 
 FILE = """
@@ -122,19 +121,6 @@ def test_what_lies_below_the_file_is_the_version_and_the_copy(mine, train, tmp_p
     assert train(cfg.override(copy, {"model": "vgg"}))["score"] == SCORE + 1
     (tmp_path / "search").rename(tmp_path / "moved")
     assert cfg.baseline(str(tmp_path / "moved/workload/mine.py")).schema.version == copy.schema.version
-
-
-def test_a_check_adds_what_was_loaded_from_elsewhere(mine, tmp_path, monkeypatch):
-    (tmp_path / "far_module.py").write_text("VALUE = 5")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    mine.write_text(FILE.replace("    import plugins\n", "    import far_module, plugins\n"))
-    config = cfg.baseline(str(mine))
-    check.before_search(config, lambda line: None)
-    checked = cfg.found_again(config)
-    assert checked.schema.version != config.schema.version
-    copy = cfg.take_along(checked, tmp_path / "search")
-    assert (tmp_path / "search/workload/far_module.py").is_file()
-    assert copy.schema.version == checked.schema.version
 
 
 @pytest.mark.parametrize("edited", ["models/resnet.py", pytest.param("heads/plain.py", marks=pytest.mark.nightly)])

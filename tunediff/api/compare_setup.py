@@ -171,9 +171,6 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             "unit": options.unit or "wall",
         }
         measured = _check_sides(sides, side_words, options, say)
-        sides = [cfg.found_again(config) for config in sides]
-        for words, config in zip(side_words, sides, strict=True):
-            compare_sides.refuse_working_copy(words[0], config)  # what the check imported later
         draws_seeds = options.seed is None and not named
         yield CompareRequest(
             folder, side_words, sides, content, measured, Path(temporary).resolve(), draws_seeds

@@ -123,6 +123,7 @@ def _run(
         nothing_left = searched or experiment.out_of_time(folder, space)
         is_here = options.address is None
         if nothing_left and not confirming.pending(folder, space, is_here):
+            command_time.dismiss()
             return
         frozen_code.check_unedited(folder, options.force)
         command_time.charge()

@@ -222,20 +222,6 @@ def _files(loaded: Mapping[str, ModuleType], root: Path) -> dict[Path, Path]:
     }
 
 
-def loaded_files(code: Code | None) -> dict[Path, Path]:
-    """Return the files of the user's that this process has loaded, by their paths in a copy."""
-    return _files(modules.loaded(code.package), code.root) if code is not None else {}
-
-
-def extend(code: Code | None, files: Mapping[Path, Path]) -> None:
-    """Let the version and the copies of a file include what a training has loaded later, besides
-    what its import has. `files`: as `loaded_files` returns them."""
-    done = next((one for one in _imports if code and _is_import_of(one.code, code)), None)
-    if code is not None and done is not None and not code.is_copy:
-        late = {path: file for path, file in files.items() if path not in code.contents}
-        done.code = code.with_files(late)
-
-
 def _put_first(code: Code) -> None:
     """Let imports by name find the files in this folder first."""
     if str(code.root) in sys.path:

@@ -163,11 +163,6 @@ class Compile:
         for name, changed in (("dynamic", self.dynamic), ("scope", self.scope != "model")):
             if changed and not self.active:
                 raise Refusal(f"compile.{name}", "it needs a compile.mode other than none")
-        if self.scope == "blocks" and self.mode == "reduce-overhead":
-            raise Refusal(
-                "compile.scope",
-                "a CUDA graph for each block starts as much as it spares; use model",
-            )
         by_itself = f"compile.mode = {self.mode} captures CUDA graphs by itself; use default"
         self.refuse_capture(self.mode in CUDA_GRAPHS, by_itself)
         workers = config.parallel.workers
@@ -249,9 +244,6 @@ class Parallel:
             if self.strategy == "single":
                 why = f"single is one process, and parallel.workers = {self.workers}"
                 raise Refusal("parallel.strategy", why)
-            if self.strategy == "ddp" and compiled_whole and self.bucket_mib < 1:
-                why = "compiled as a whole, the network is cut into as many graphs; at least 1"
-                raise Refusal("parallel.bucket_mib", why)
             if self.strategy == "fsdp" and config.memory.channels_last:
                 why = "parallel.strategy = fsdp divides weights in their usual order only"
                 raise Refusal("memory.channels_last", why)
@@ -260,9 +252,6 @@ class Parallel:
         if self.strategy == "ddp" and self.static_graph and config.loader.accumulation > 1:
             why = "passes of an accumulation that average nothing are another graph"
             raise Refusal("parallel.static_graph", why)
-        if self.together and config.compile.active:
-            why = f"{_COPIES}, and each copy would be compiled again; use none, or ddp"
-            raise Refusal("compile.mode", why)
         if self.together and config.memory.checkpoint > 0:
             why = f"{_COPIES}, whose blocks would run those of one GPU; use 0, or ddp"
             raise Refusal("memory.checkpoint", why)

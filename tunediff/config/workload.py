@@ -367,11 +367,6 @@ def take_along(config: Configuration, folder: Path) -> Any:
     return from_dict({**to_dict(config), "workload": str(copy)}, str(copy), check=False)
 
 
-def found_again(config: Configuration) -> Any:
-    """Return the configuration of its workload as now known: a check may load more files."""
-    return from_dict(to_dict(config), "configuration", check=False)
-
-
 def remove_copy(config: Configuration, folder: Path) -> None:
     """Remove what `take_along` copied into `folder`, unless the configuration is the copy's."""
     copies = folder.absolute() / users.FOLDER

@@ -12,9 +12,8 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -216,10 +215,10 @@ class _Clock:
                 and hasattr(config.scheduler, "last_epoch")
             ):
                 total = steps if config.interval == "step" else steps / self._steps_per_epoch()
-                steps_at = self._steps_at(config.interval, config.frequency)
-                config.scheduler = BudgetScheduler(
-                    config.scheduler, total, trial, steps_at=steps_at
-                )
+                if config.frequency != 1:
+                    why = f"frequency: {config.frequency} is not allowed; allowed: 1"
+                    trial.fail(f"configure_optimizers: lr_scheduler: {why}")
+                config.scheduler = BudgetScheduler(config.scheduler, total, trial)
                 self._schedulers.append(config.scheduler)
         trial.keep(module=pl_module, loops=Loops(trainer))
         trial.keep(
@@ -236,17 +235,6 @@ class _Clock:
         self.trainer.fit_loop.setup_data()
         batches = float(self.trainer.num_training_batches)
         return math.ceil(batches / self._trial.config.loader.accumulation)
-
-    def _steps_at(self, interval: str, frequency: int) -> Iterable[bool]:
-        """Return after which epochs, or steps of an epoch, Lightning calls a scheduler."""
-        if interval != "step" or frequency == 1:
-            return [number % frequency == 0 for number in range(1, frequency + 1)]
-        # Lightning looks at the number of an epoch's batches after each optimizer step.
-        self.trainer.fit_loop.setup_data()
-        batches = self.trainer.num_training_batches
-        accumulation = self._trial.config.loader.accumulation
-        behind = itertools.chain(range(accumulation, batches, accumulation), [batches])
-        return [number % frequency == 0 for number in behind]
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: torch.Tensor) -> None:
         """Note the loss, which Lightning has divided by accumulation and scaled by its scaler."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,13 +20,8 @@ class BudgetScheduler:
     of `total` steps every rate is that of the framework alone.
     """
 
-    def __init__(
-        self, scheduler: Any, total: float, trial: Trial, *, steps_at: Iterable[bool] = (True,)
-    ) -> None:
-        """`steps_at`: at which of so many steps the scheduler steps, repeated.
-
-        Raises `WorkloadError` for one that does not count its steps, such as ChainedScheduler.
-        """
+    def __init__(self, scheduler: Any, total: float, trial: Trial) -> None:
+        """Raise `WorkloadError` for one that does not count its steps, such as ChainedScheduler."""
         if not hasattr(scheduler, "last_epoch"):
             trial.fail(
                 f"{type(scheduler).__name__} is not allowed with a schedule over the budget, since"
@@ -35,15 +29,13 @@ class BudgetScheduler:
                 " scheduler of torch.optim.lr_scheduler"
             )
         self._scheduler, self._total, self._trial = scheduler, total, trial
-        self._made = [0, *itertools.accumulate(steps_at)]
 
     def step(self, *_: Any) -> None:
         """Do nothing."""
 
     def follow(self) -> None:
         """Make the steps that the progress of the training asks for."""
-        rounds, rest = divmod(int(self._trial.progress * self._total + 1e-6), len(self._made) - 1)
-        scheduler, target = self._scheduler, rounds * self._made[-1] + self._made[rest]
+        scheduler, target = self._scheduler, int(self._trial.progress * self._total + 1e-6)
         if isinstance(
             scheduler, torch.optim.lr_scheduler.LambdaLR | torch.optim.lr_scheduler.OneCycleLR
         ):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import Lines, Values
+from tunediff.config import ConfigError, Lines, Values
 from tunediff.config.knobs import refuse
 from tunediff.core import text
 from tunediff.search_space.searched_knobs import spread
@@ -102,7 +102,8 @@ class _Narrowing:
         if "baseline" in content or ours:
             content["baseline"] = ours
         if isinstance(points := self.content.get("first"), list):
-            content["first"] = [self._left_of(point, search, config) for point in points]
+            left = (self._left_of(i, point, search, config) for i, point in enumerate(points))
+            content["first"] = [point for point in left if point is not None]
         words = [word for word in self.words if word.partition("=")[0] not in self.single]
         return Narrowed(content, words, self.notices)
 
@@ -149,15 +150,21 @@ class _Narrowing:
         values = {union: member, name: self.single[name]}
         return cfg.flat(cfg.override(self.base, values, where="command line", check=False))[name]
 
-    def _left_of(self, point: Any, search: Lines, config: Any) -> Any:
-        """Return a listed point without the knobs that are not searched any more."""
+    def _left_of(self, i: int, point: Any, search: Lines, config: Any) -> Any:
+        """Return a listed point without the knobs that are not searched any more; None: it
+        contradicts a fixed one."""
         if not isinstance(point, dict):
             return point  # reported later
-        flat = cfg.flatten(point, f"{self.source}: first")
-        left = {
-            name: value
-            for name, value in flat.items()
-            if name in search or name not in self.searched
-        }
-        members = cfg.flat(cfg.override(config, left, f"{self.source}: first", check=False))
-        return left | {name: value for name, value in self.single.items() if name in members}
+        flat = cfg.flatten(point, f"{self.source}: first[{i}]")
+        left = {name: value for name, value in flat.items() if name in search}
+        left |= {name: value for name, value in flat.items() if name not in self.searched}
+        try:
+            members = cfg.flat(cfg.override(config, left, check=False))
+            left |= {name: value for name, value in self.single.items() if name in members}
+            cfg.override(config, left, where=f"first[{i}]")
+        except ConfigError as error:
+            if left == flat and not self.values:
+                return left  # reported later, with its place in the file
+            self.notices.append(f"a point is left out: {error}")
+            return None
+        return left

@@ -245,10 +245,8 @@ def _warnings(run: TrainingRun, program: Check, outcome: TrainingOutcome) -> lis
 def before_search(
     config: Systems, say: Callable[[str], None], imports_twice: bool = False
 ) -> Report:
-    """Check a configuration of a user's workload in processes of its own; its version and copies
-    are from then on those of all files that it has loaded there. `imports_twice`: warn of what has
-    another value whenever the file is imported. Raises `ConfigError` with what is wrong."""
-    file = cfg.of(config).file
+    """Check a configuration of a user's workload in processes of its own. `imports_twice`: warn of
+    what has another value whenever the file is imported. Raises `ConfigError` with what is wrong."""
     title, workers = cfg.of(config).title, config.parallel.workers
     config = _for_this_machine(config)
     ranks = config.parallel.processes
@@ -279,7 +277,6 @@ def before_search(
             raise ConfigError(f"{title}: its process died: {error}{_last_line(output)}") from None
     if "error" in report:
         raise ConfigError(report["error"])
-    code.extend(file, report.get("loaded", {}))
     report["warnings"] += changing(config.schema.workload) if imports_twice else []
     return cast("Report", report)
 
@@ -341,7 +338,6 @@ def answer(connection: Connection, content: tuple[bytes, str]) -> None:
         with world_of_environment() as world:
             report = check(config, world, Path(folder))
             if world.main:
-                report["loaded"] = code.loaded_files(cfg.of(config).file)
                 connection.send(report)
     except (ConfigError, WorkloadError) as error:
         connection.send({"error": str(error)})

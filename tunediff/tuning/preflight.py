@@ -23,7 +23,6 @@ def create(
     Raises `ConfigError` with what is wrong with the workload, or where no searched knob is read.
     """
     report = check.before_search(_tried(space), say)
-    space = dataclasses.replace(space, baseline=cfg.found_again(space.baseline))
     title, searched = space.workload.title, {dimension.name for dimension in space.dimensions}
     say(
         f"{title}: passed; {space.workload.objective.name} {number(report['value'])} after"

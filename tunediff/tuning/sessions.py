@@ -70,9 +70,16 @@ class CommandTime:
     def __init__(self, folder: Path, begun: float) -> None:
         """`begun`: monotonic time at which the command began."""
         self._folder, self._begun, self._before_s = folder, begun, all_spent_s(folder)
+        self._charges = True
+
+    def dismiss(self) -> None:
+        """Charge nothing from now on: the command has found nothing to run."""
+        self._charges = False
 
     def charge(self) -> None:
         """Charge for all seconds until now that are not charged yet; no session is open."""
+        if not self._charges:
+            return
         charged_s = all_spent_s(self._folder) - self._before_s
         if (outside_s := time.monotonic() - self._begun - charged_s) > 0:
             with contextlib.suppress(OSError):  # the trials report a full disk
