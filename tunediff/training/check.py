@@ -245,8 +245,8 @@ def _warnings(run: TrainingRun, program: Check, outcome: TrainingOutcome) -> lis
 def before_search(
     config: Systems, say: Callable[[str], None], imports_twice: bool = False
 ) -> Report:
-    """Check a configuration of a user's workload in processes of its own. `imports_twice`: warn of
-    what has another value whenever the file is imported. Raises `ConfigError` with what is wrong."""
+    """Check a configuration of a user's workload in processes of its own; raise `ConfigError` with
+    what is wrong. `imports_twice`: warn of what has another value whenever the file is imported."""
     title, workers = cfg.of(config).title, config.parallel.workers
     config = _for_this_machine(config)
     ranks = config.parallel.processes
