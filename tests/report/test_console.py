@@ -40,6 +40,15 @@ def shown(folder, space, width=140, height=30, events=()):
 # -------------------------------------------------------------------------------------------------------------- events
 
 
+def test_a_skipped_trial_is_announced_once(night, capsys):
+    folder, space = night
+    lines = console.Console(folder, space)
+    searches.write(folder, space, 4, {"precision.amp": "bf16"}, (), status="skipped", reason="as t0002")
+    for _ in range(2):
+        lines.listen("end", "t0003", {})
+    assert capsys.readouterr().out.count("t0004 skipped") == 1
+
+
 def test_names_of_confirming_runs_have_their_folder(tmp_path, capsys):
     searches.night(tmp_path / "night")
     content = {"workload": "digits", "budget": {"per_trial": "8s"}, "trials": [{"loader.batch_size": 64}], "seeds": 3}

@@ -7,6 +7,7 @@ import pytest
 from matplotlib import colors as mpl
 
 from tunediff.core import colors
+from tunediff.report import style
 from tunediff.report.style import Digits
 
 MEANINGS = {name: getattr(colors, name) for name in ("BASELINE", "WINNER", "OTHER", "FAILED", "PRUNED")}
@@ -61,3 +62,16 @@ def test_ticks_of_an_axis_have_equally_many_decimals(values, said):
 
 
 # ----------------------------------------------------------------------------------------------------------- telephones
+
+
+def test_a_logarithmic_axis_has_a_few_plain_ticks_and_a_legend_its_own_room():
+    with style.drawing():
+        figure, (axes,) = style.sheet(1, 3.0)
+        axes.plot([1, 2], [0.5, 20.0], label="$\\frac{1$")
+        axes.set_yscale("log")
+        style.plain_logarithms(axes.yaxis)
+        style.legend(figure)
+        figure.draw_without_rendering()  # no mathematics: what a file says stays as it is
+    ticks = [tick for tick in axes.yaxis.get_major_locator()() if 0.5 <= tick <= 20]
+    assert ticks == [0.5, 1, 2, 5, 10, 20]
+    assert figure.get_size_inches()[1] > 3.2
