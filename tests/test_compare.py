@@ -175,16 +175,6 @@ def test_what_is_elsewhere_is_not_judged_by_this_machine():
     assert found.configs[1].compile.mode == "reduce-overhead"
 
 
-def test_a_damaged_folder(capsys):
-    folder = made(BETTER)
-    (folder / pairs.FILE).write_text("a: digits\n")
-    assert compare.main(["--resume", "x"]) == 2
-    said = "compare.yaml: is damaged: b, budget_s, compile, mode, objective, pairs, within is missing"
-    assert said in capsys.readouterr().err
-    assert compare.main(["--resume", str(folder), "--storage", "elsewhere"]) == 2, "as a path, which a shell completes"
-    assert said in capsys.readouterr().err
-
-
 def test_what_was_interrupted_can_be_resumed(capsys):
     with mock.patch.dict(os.environ):  # --cpus is for all that this process starts
         assert compare.main(["digits", "seed=99", "--name", "x", "--storage", "kept", "--cpus", "1"]) == 1

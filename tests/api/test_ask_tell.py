@@ -236,13 +236,6 @@ def test_a_workload_without_a_search_file_has_its_own_knobs_searched(tmp_path):
         assert one.ask().drawn == {"lr": 0.5}
 
 
-def test_a_study_that_exists_is_opened_by_its_name_alone(study, tmp_path):
-    study().close()
-    goes_on = f"tunediff.open_study\\(name='night', storage='{tmp_path}'\\) goes on with it"
-    with pytest.raises(tunediff.TunediffError, match=f"^name: 'night' exists in {tmp_path}; {goes_on}$"):
-        tunediff.open_study(tmp_path / "toy.yaml", name="night", storage=tmp_path)
-
-
 @pytest.mark.parametrize(("full_at", "time_s"), [("point", None), ("end", 4.0)])
 def test_value_is_kept_that_is_told_again_after_a_full_disk(study, tmp_path, monkeypatch, full_at, time_s):
     write, full = Journal.write, [True]

@@ -149,20 +149,6 @@ def test_a_killed_raylet_is_noticed(tmp_path):
         assert lost.wait(600)
 
 
-@pytest.mark.parametrize(("mode", "hint"), [(None, "; one that asks for a token: RAY_AUTH_MODE=token"), ("token", "")])
-def test_a_cluster_that_does_not_take_us_may_want_a_token(monkeypatch, mode, hint):
-    def refuse(**how):
-        raise ConnectionError("Failed to connect\nand more")
-
-    monkeypatch.setattr(cluster.ray, "init", refuse)
-    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    if mode:
-        monkeypatch.setenv("RAY_AUTH_MODE", mode)
-    with pytest.raises(ConfigError) as error, connection.cluster("h:1"):
-        pass
-    assert str(error.value) == f"--address: h:1: Failed to connect{hint}"
-
-
 @pytest.mark.parametrize(
     ("address", "message"),
     [
