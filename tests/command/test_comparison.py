@@ -261,6 +261,7 @@ REFUSED = {
     "direction": ["--run", RUN, "lr=1", "lr=2", "--objective", "val_acc"],
     "name of a line": ["--run", RUN, "lr=1", "lr=2", "--objective", "time"],
     "direction of a rate": ["--run", RUN, "lr=1", "lr=2", "--objective", "tokens_per_s"],
+    "direction of a share": ["--run", RUN, "lr=1", "lr=2", "--objective", "P@1"],
     "reduce": ["--run", RUN, "lr=1", "lr=2", "--reduce", "median"],
     "revision": ["--run", RUN, "--at", "HEAD", "--at", "no-such", "lr=1"],
     "name of ours": ["--run", f"{RUN} {{overrides}}", "lr=1", "parallel=1", "lr=2"],
@@ -302,6 +303,12 @@ def test_values_in_another_unit_are_no_values(program, capsys):
     Path("train.py").write_text(Path("train.py").read_text() + "\nif options.lr > 1: print('loss: 3%')")
     code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "run")
     assert (code, "its unit changes from GB to %" in result["failure"]) == (12, True)
+
+
+def test_values_of_two_metrics_under_one_name_are_no_values(program, capsys):
+    Path("train.py").write_text(NOISY + "\nif options.lr > 1: print('train loss: 9.0 test loss: 0.1')\n")
+    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "two")
+    assert (code, "is printed as loss and as test loss" in result["failure"]) == (12, True)
 
 
 def test_a_side_that_diverges_has_failed(program, capsys):

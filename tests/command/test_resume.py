@@ -50,8 +50,8 @@ def run(folder, how, reduce):
     folder.mkdir(exist_ok=True)
     (folder / "train.py").write_text(PROGRAM)
     words = sys.executable, "-IS", str(folder / "train.py"), how, "{seed}"
-    settings = {} if how in ("plain", "line") else {"metrics": "{folder}/m.jsonl"}
-    if how == "target":
+    settings = {} if how in ("plain", "line", "target") else {"metrics": "{folder}/m.jsonl"}
+    if how == "target":  # printed seconds and values: when they are read decides nothing
         settings = {"outcome": "time", "target": "loss<=1.5", "time": r"t=(\d+)"}
     command = CommandDefinition(words, "loss", **{"reduce": reduce, "outcome": "final", **settings})
     config = cfg.take_along(make(command, {}, "test").schema.default(), folder)

@@ -92,7 +92,13 @@ class _Attempts:
     def __call__(self, run: CommandRun, values: int) -> tuple[float, float, str]:
         """Return the last of so many values, the seconds before the first one, and the clock."""
         folder, self._count = self._scratch / str(self._count), self._count + 1
-        trial = dataclasses.replace(run, folder=folder, enough=values, budget_s=self.limit_s)
+        trial = dataclasses.replace(
+            run,
+            folder=folder,
+            enough=values,
+            budget_s=self.limit_s,
+            timeout_s=run.definition.timeout_s,
+        )
         point: Point | None = None
         end: End | None = None
         notes: list[Note] = []
@@ -101,7 +107,7 @@ class _Attempts:
                 end = event
             else:
                 point = event
-        if point is None or end is None or end.status in ("error", "oom"):
+        if point is None or end is None or end.status in ("error", "oom", "timeout"):
             reason = end.reason if end is not None else "it printed nothing"
             reason = reason.replace(f" ({folder / LOG})", "")  # the folder goes with the check
             words = " ".join(f"{name}={value}" for name, value in run.values.items())

@@ -26,9 +26,9 @@ GAINS = re.compile(
     r"|ndcg|pass|precision|psnr|qps|r2|recall|returns?|rewards?|rouge|scores?|speedup|ssim|success"
     r"|throughput|top\d*|tps|wins?"
 )
-RATE = re.compile(r"(/|_per_)s(ec(ond)?)?$")
+RATE = re.compile(r"(/|_per_)s(ec(ond)?)?$|@\d")
 LOSSES = re.compile("err|error|loss|nll")
-"""Words in names of metrics of which more is better, or less."""
+"""Words in names of metrics of which more is better, or less; `P@1`, `hit@10` are shares."""
 
 
 def default_mode(objective: str, where: str) -> Mode:

@@ -32,6 +32,11 @@ UNIT = re.compile(
     r"(?!\w|/|\s*[:=])"
 )
 """Units in which programs print small and large values of one quantity."""
+SPLIT = re.compile(
+    r"(?<![A-Za-z])(train(?:ing)?|test(?:ing)?|val(?:id(?:ation)?)?|dev|eval(?:uation)?|ema)[ :]$",
+    re.IGNORECASE,
+)
+"""A word before a metric's name that makes it another quantity: `test loss`."""
 NAMED = re.compile(rf"([A-Za-z_][\w./-]*)['\"]?\s*[:=]\s*['\"]?(?:{NUMBER})(?!\w)", re.IGNORECASE)
 MOST_NAMED, READ_BYTES, LONGEST_LINE = 8, 1 << 12, 400
 """Names that are said; bytes at the end of a log, and of a line, that are searched for them."""
@@ -46,6 +51,8 @@ class Reading(NamedTuple):
     """One of `UNIT`; '': none of them."""
     unclear: str = ""
     """The text of a number that cannot be read with certainty: `0,31`; '': it is clear."""
+    split: str = ""
+    """One of `SPLIT`; '': none of them."""
 
 
 class MetricPattern:
@@ -58,7 +65,7 @@ class MetricPattern:
 
     def __init__(self, name: str, pattern: str | None, where: str) -> None:
         """Raises `ConfigError` for a pattern that is no regular expression with one group."""
-        self.name = name
+        self.name, self._is_by_name = name, pattern is None
         if pattern is None:
             border, sign = r"(?<![\w./-])", r"['\"]?\s*[:=│|\t]\s*['\"]?"
             space = rf"[ ]+(?=(?:{NUMBER})\s*(?:[,;|)\]]|$))"
@@ -89,7 +96,9 @@ class MetricPattern:
         is_torn = match.end() == match.end(1) and TORN.match(line, match.end(1))
         is_unclear = is_torn or (math.isnan(value) and re.search(r"\d", match[1]))
         unclear = line[match.start(1) : match.end(1) + 8].strip() if is_unclear else ""
-        return Reading(math.nan if is_unclear else value, unit[1] if unit else "", unclear)
+        split = SPLIT.search(line[: match.start()]) if self._is_by_name else None
+        words = [found[1] if found else "" for found in (unit, split)]
+        return Reading(math.nan if is_unclear else value, words[0], unclear, words[1].lower())
 
     @staticmethod
     def named_in(log: Path, wanted: str) -> str:

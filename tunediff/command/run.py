@@ -51,6 +51,8 @@ class State:
     pauses: bool
     unit: str | None
     """What the values are printed in; None: there was no value."""
+    split: str | None
+    """The word before the name of the metric; see `metrics.SPLIT`."""
     approach: tuple[list[Evaluation], Evaluation | None, Evaluation | None] | None
     """See `Approach.last`, `before` and `late`; None: there is no target."""
 
@@ -161,6 +163,7 @@ class RunReader:
         self._others: dict[str, float] = {}
         self.left: list[Left] = []
         self.unit: str | None = None
+        self.split: str | None = None
         self.fault = ""
         """Why its values cannot be read."""
         self.values, self.value = 0, math.nan
@@ -177,6 +180,7 @@ class RunReader:
         self.clock.waits = state.started
         self._reduction.values.extend(map(float, state.reduced))
         self.values, self.value, self.unit = state.values, self._reduction.value, state.unit
+        self.split = state.split
         if self._approach is not None and state.approach is not None:
             last, self._approach.before, self._approach.late = state.approach
             self._approach.last.extend(last)
@@ -199,7 +203,10 @@ class RunReader:
             started=self.clock.waits or self.clock.started is not None,
             pauses=self.clock.pauses,
             unit=self.unit,
-            approach=approach and ([*approach.last], approach.before, approach.late),
+            split=self.split,
+            approach=None
+            if approach is None
+            else ([*approach.last], approach.before, approach.late),
         )
 
     def read(self, line: str, now: float) -> None:
@@ -236,6 +243,10 @@ class RunReader:
         self.unit = unit if self.unit is None else self.unit
         if self.unit != unit:
             return f"{name}: its unit changes from {self.unit or 'none'} to {unit or 'none'}"
+        self.split = reading.split if self.split is None else self.split
+        if self.split != reading.split:
+            names = [f"{split} {name}".strip() for split in (self.split, reading.split)]
+            return f"{name}: is printed as {names[0]} and as {names[1]}; allowed: one of them"
         return ""
 
     def read_file(self, now: float) -> None:
