@@ -71,10 +71,10 @@ def test_knobs_under_a_condition_on_a_range_are_counted():
 @pytest.mark.parametrize(
     ("grid", "seeds", "count"),
     [
-        ({"loader.prefetch_factor": MANY, "loader.accumulation": MANY, "loader.workers": [*range(64)]}, 1, "262,144"),
+        ({"loader.prefetch_factor": MANY, "loader.accumulation": MANY, "loader.workers": [*range(64)]}, None, "262,144"),
         # Of 64 numbers of workers 2 have a prefetch factor: 64 × (62 + 2 × 64)
         ({"loader.accumulation": MANY, "loader.workers": [*range(64)], "loader.prefetch_factor": {
-            "choice": MANY, "when": {"loader.workers": [1, 2]}}}, 1, "12,160"),
+            "choice": MANY, "when": {"loader.workers": [1, 2]}}}, None, "12,160"),
         ({"loader.accumulation": MANY, "loader.workers": [*range(64)]}, 3, "4,096 combinations × 3"),
     ],
     ids=["product", "condition", "seeds"],
