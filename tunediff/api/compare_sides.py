@@ -119,7 +119,12 @@ def refuse_pointless(
 def refuse_equal(
     side_words: Sequence[Sequence[str]], sides: Sequence[Systems], device: str | None
 ) -> None:
-    """Refuse sides that are equal on this device, which may be unknown. Raises `ConfigError`."""
+    """Refuse sides that are equal on this device, which may be unknown. Raises `ConfigError`.
+
+    Revisions may differ in files that no fingerprint counts; they run.
+    """
+    if len({file.root for file in [cfg.of(side).file for side in sides] if file is not None}) > 1:
+        return
     effective = [cfg.effective(one, device) if device is not None else one for one in sides]
     prints = {cfg.fingerprint(cfg.override(one, {"seed": 0}, check=False)) for one in effective}
     if len(prints) == 1 and sides[0].seed == sides[1].seed:
