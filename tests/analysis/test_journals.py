@@ -13,11 +13,6 @@ from tunediff.analysis import device_s, journals
         lambda line: line | {"name": "../../elsewhere"},
         lambda line: {key: value for key, value in line.items() if key != "config"},
         lambda line: line | {"config": [1, 2]},
-        lambda line: line | {"config": line["config"] | {"seed": "none"}},
-        lambda line: line | {"config": line["config"] | {"parallel.workers": "two"}},
-        lambda line: line | {"drawn": {"loader.batch_size": {"deep": 1}}},
-        lambda line: line | {"time": "yesterday"},
-        lambda line: line | {"number": None},
     ],
 )
 def test_journals_that_are_not_understood_are_named_and_left_out(night, change):

@@ -8,20 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis import last
 from tunediff.core import text
-from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
 
 RUN_S, START_S, FRESH_S = 2.0, 15.0, 10.0
 """Seconds that a run takes besides training and evaluation, that a session takes before its first
 run, and that processes of a run's own take; measured on two cores."""
-
-
-def point_s(trial: TrialRecord) -> float | None:
-    """Return the mean seconds of an evaluation of a trial; None before the first."""
-    spent = (last(trial, "seconds") or {}).get("evaluation")
-    return float(spent) / len(trial.points) if spent else None
 
 
 @dataclasses.dataclass(frozen=True)

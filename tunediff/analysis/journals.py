@@ -1,6 +1,6 @@
-"""Read journals of any content for a report: of a running search, damaged, or from somebody else.
+"""Read the journals of a search for its report, of a running one too.
 
-They are checked before they are used; one that cannot be used is named in the report and left out.
+One that is damaged is named in the report and left out.
 """
 
 from __future__ import annotations
@@ -9,22 +9,16 @@ import contextlib
 import dataclasses
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from tunediff import search_space
 from tunediff.analysis import Results, is_number
 from tunediff.config import ConfigError
 from tunediff.core import text, trial_record
-from tunediff.core.clock import UNITS
-from tunediff.core.point import Point
-from tunediff.core.trial_record import WORDS, End, Line, TrialRecord
+from tunediff.core.trial_record import Line, TrialRecord
 from tunediff.search_space import SearchSpace
 
-_NAME = re.compile(r"t\d{1,9}")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 _WRONG = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
 """Exceptions that reading files of any content can raise."""
 
@@ -39,14 +33,16 @@ def read(folder: Path) -> tuple[Results, dict[str, str]]:
     for path in sorted(folder.glob("trials/t*"), key=lambda p: trial_record.by_number(p.name)):
         try:
             if (trial := trial_record.read_trial(path)) is not None:
-                trials.append(_usable(trial, path.name))
+                if trial.name != path.name:  # names are parts of paths
+                    raise ValueError(f"it says that it is {trial.name!r}")
+                trials.append(trial)
             # A single incomplete line: the trial has just begun, and is left out without a message.
             elif any((path / trial_record.JOURNAL).read_bytes().splitlines()[1:]):
                 unreadable[path.name] = "no line of it says how the trial began"
         except FileNotFoundError:
             continue  # the folder is created before its journal
         except _WRONG as error:
-            unreadable[path.name] = f"{type(error).__name__}: {_plain(str(error))}"[:200]
+            unreadable[path.name] = f"{type(error).__name__}: {error}"[:200]
     return Results(folder, space, trials), unreadable
 
 
@@ -65,80 +61,6 @@ def _space(folder: Path) -> SearchSpace:
         raise
     except _WRONG as error:
         raise ConfigError(f"{path}: is damaged: {type(error).__name__}: {error}") from None
-
-
-def _usable(trial: TrialRecord, folder: str) -> TrialRecord:
-    """Return the record with clean text and finite numbers. Raises `ValueError` with the fault."""
-    # Clean all values
-    for name, value in list(vars(trial).items()):
-        setattr(trial, name, value if name in ("points", "end") else _clean(value))
-    if trial.end is not None:
-        trial.end = End(**_clean(dataclasses.asdict(trial.end)))
-    trial.points = [Point.of(_numbers(_clean(point.flat))) for point in trial.points]
-    # Check the trial; its name becomes a path
-    named = trial.name == folder and bool(_NAME.fullmatch(folder))
-    identified = isinstance(trial.number, int) and isinstance(trial.fingerprint, str)
-    _must(named, f"it says that it is {trial.name!r}")
-    _must(identified, "number or fingerprint")
-    _must(all(map(is_number, (trial.started, trial.ended, trial.last_written))), "time")
-    _must(trial.status in (None, *trial_record.STATUSES), f"status {trial.status!r}")
-    _must(isinstance(trial.reason, str), "reason")
-    _must(trial.budget_s is None or is_number(trial.budget_s), "budget_s")
-    _must(trial.unit in UNITS, f"unit {trial.unit!r}")
-    _must(trial.role in trial_record.ROLES, f"role {trial.role!r}")
-    for name in ("config", "drawn", "environment", "not_effective"):
-        _must(isinstance(getattr(trial, name), dict), name)
-    _must(all(map(_is_value, (*trial.config.values(), *trial.drawn.values()))), "knobs")
-    _must(isinstance(trial.config.get("seed"), int), "seed")
-    _must(is_number(trial.config.get("parallel.workers", 1)), "parallel.workers")
-    _must(trial.end is None or _are_seconds(trial.end.seconds), "end: seconds")
-    # Check its points
-    for point in trial.points:
-        needed = (trial.along, "train_s", "samples")
-        _must(all(is_number(point.get(name)) for name in needed), "point: seconds or samples")
-        _must(isinstance(point.index, int), "point: index")
-        _must(_are_seconds(point.seconds), "point: seconds")
-        _must(all(isinstance(point[name], str) for name in WORDS if name in point), "point: label")
-    return trial
-
-
-def _numbers(flat: Line) -> Line:
-    """Return a point without values of wrong types; reports use no lists."""
-    others = (*WORDS, "seconds", "disturbed")
-    return {name: value for name, value in flat.items() if name in others or is_number(value)}
-
-
-def _must(holds: bool, problem: str) -> None:
-    if not holds:
-        raise ValueError(f"not understood: {problem}")
-
-
-def _clean(value: Any) -> Any:
-    """Return text that UTF-8 can show, and finite numbers; None for other numbers."""
-    if isinstance(value, bool) or value is None:
-        return value
-    if isinstance(value, int | float):
-        return value if abs(value) < 1e300 else None  # false for NaN as well
-    if isinstance(value, dict):
-        return {_plain(str(key)): _clean(inside) for key, inside in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(inside) for inside in value]
-    return _plain(str(value))
-
-
-def _plain(text: str) -> str:
-    return _CONTROL.sub(" ", text.encode("utf-8", "replace").decode())
-
-
-def _is_value(value: Any) -> bool:
-    def is_scalar(value: Any) -> bool:
-        return value is None or isinstance(value, str | bool | int | float)
-
-    return is_scalar(value) or (isinstance(value, list) and all(map(is_scalar, value)))
-
-
-def _are_seconds(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(is_number, value.values()))
 
 
 # ---- sessions
@@ -215,9 +137,9 @@ def not_begun(results: Results, periods: Sequence[SearchSession]) -> str:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """Yield the readable lines of a file, with clean text and finite numbers."""
+    """Yield the readable lines of a file."""
     with contextlib.suppress(OSError):
         for line in path.read_bytes().splitlines():
             with contextlib.suppress(ValueError, RecursionError):
                 if isinstance(content := json.loads(line), dict):
-                    yield _clean(content)
+                    yield content

@@ -20,7 +20,6 @@ from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, nearest, refu
 from tunediff.core import text
 
 MAX_SEEDS = 100
-MAX_TIMES = 16
 MOST_FINALISTS = 20
 Service = Literal["wandb", "mlflow", "trackio", "tensorboard"]
 EarlyStopping = Literal["none", "asha"]
