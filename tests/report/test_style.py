@@ -8,7 +8,6 @@ from matplotlib import colors as mpl
 
 from tunediff.core import colors
 from tunediff.report import style
-from tunediff.report.style import Digits
 
 MEANINGS = {name: getattr(colors, name) for name in ("BASELINE", "WINNER", "OTHER", "FAILED", "PRUNED")}
 
@@ -41,27 +40,7 @@ def test_colours_are_told_apart(eyes):
     assert min(near.values()) > 15, min(near, key=near.get)
 
 
-# ---------------------------------------------------------------------------------------------------------------- ticks
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ([9.6, 9.625, 9.65], ["9.600", "9.625", "9.650"]),
-        ([0.0, 2.5, 5.0], ["0.0", "2.5", "5.0"]),
-        ([0, 10_000, 20_000], ["0", "10,000", "20,000"]),
-        ([-0.5, 0.0, 0.5], ["−0.5", "0.0", "0.5"]),
-        ([1.0, 1.5, 2.0, 10.0], ["1.0", "1.5", "2.0", "10.0"]),
-        ([0.05, 0.2, 1.0, 20.0], ["0.05", "0.2", "1", "20"]),
-        ([], []),
-    ],
-)
-def test_ticks_of_an_axis_have_equally_many_decimals(values, said):
-    assert Digits().format_ticks(values) == said
-
-
 # -------------------------------------------------------------------------------------------------------------- figures
-
-
-# ----------------------------------------------------------------------------------------------------------- telephones
 
 
 def test_a_logarithmic_axis_has_a_few_plain_ticks_and_a_legend_its_own_room():

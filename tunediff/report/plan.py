@@ -11,7 +11,6 @@ from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import evaluating
 from tunediff.config import ConfigError
-from tunediff.core import text
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, resources
 
@@ -51,7 +50,7 @@ def values(
         **_disk(space, measured, trials, share.slots),
         "disk_free_mib": _free_mib(folder),
         "objective": _objective(space),
-        "data": [*measured.get("data", []), *_batch(space)],
+        "data": measured.get("data", []),
         "advice": cost.advice(),
         "space": {dimension.name: str(dimension) for dimension in space.dimensions},
         "first": [space.changed(point) for point in space.candidates],
@@ -133,18 +132,6 @@ def _disk_mib(space: SearchSpace, parameters: int, trials: int, slots: int) -> f
 def _free_mib(folder: Path) -> float:
     existing = next(path for path in [folder, *folder.parents] if path.exists())
     return shutil.disk_usage(existing).free / 2**20
-
-
-def _batch(space: SearchSpace) -> list[str]:
-    """Return how the baseline's batch is divided, where devices or passes share it."""
-    loader, parallel = space.baseline.loader, space.baseline.parallel
-    if (shares := parallel.workers * loader.accumulation) == 1:
-        return []
-    passes = text.pluralize(loader.accumulation, "accumulation pass", "accumulation passes")
-    return [
-        f"batch: {loader.batch_size} {space.workload.unit} per optimizer step:"
-        f" {text.pluralize(parallel.workers, 'device')} × {passes} × {loader.batch_size // shares}"
-    ]
 
 
 def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> float:

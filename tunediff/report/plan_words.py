@@ -99,8 +99,8 @@ def _evaluation(plan: Mapping[str, Any], words: str) -> str:
         return f"unknown ({why})"
     if not each_s:
         return words
-    last = f", {_short(last_s)} in the end" if last_s else ""
-    per_trial = f"{plan['evaluations_per_trial']} × {_short(each_s)} per trial{last}"
+    last = f", {text.seconds(last_s)} in the end" if last_s else ""
+    per_trial = f"{plan['evaluations_per_trial']} × {text.seconds(each_s)} per trial{last}"
     return f"{words} ({per_trial}, as timed on this machine)"
 
 
@@ -128,7 +128,3 @@ def load_warning(plan: Mapping[str, Any]) -> list[str]:
     return [
         f"WARNING: {load}: evaluation may be timed too long, and all may take longer while they do"
     ]
-
-
-def _short(value: float) -> str:
-    return f"{value:.2g}s" if value < 10 else text.seconds(value)

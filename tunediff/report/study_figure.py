@@ -89,7 +89,7 @@ def _scale(axes: Axes, xs: Sequence[float], ys: Sequence[float], ticks: bool) ->
             axis.set_minor_formatter(ticker.NullFormatter())
         elif axis is axes.yaxis:
             axes.set_ylim(bottom=0.0 if min(values, default=0.0) >= 0 else None)
-        axis.set_major_formatter(style.Digits())
+        axis.set_major_formatter(style.tick_formatter())
     if ticks and len(set(xs)) <= 12:
         axes.set_xticks(sorted(set(xs)), [f"{x:g}" for x in sorted(set(xs))])
         axes.xaxis.set_minor_locator(ticker.NullLocator())

@@ -152,14 +152,11 @@ def ring(
 
 def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
     """Label the ends of lines without overlaps; `ends`: (point, colour, text)."""
-    # Compare the heights on the screen: what overlaps depends on the scale of the axis.
-    heights = [axes.transData.transform(point)[1] for point, _, _ in ends]
-    shifts = [0.0] * len(ends)
-    if len(ends) == 2 and abs(heights[0] - heights[1]) < 16:
-        upper = 0 if heights[0] >= heights[1] else 1
-        shifts[upper], shifts[1 - upper] = 7.0, -7.0
+    # On the screen: what overlaps depends on the scale of the axis.
+    upward = sorted(ends, key=lambda end: axes.transData.transform(end[0])[1])
     look: dict[str, Any] = {"fontsize": 9, "fontweight": "bold", "annotation_clip": False}
-    for (point, color, words), shift in zip(ends, shifts, strict=True):
+    for place, (point, color, words) in enumerate(upward):
+        shift = 10.0 * place - 5.0 * (len(ends) - 1)
         annotate(axes, short(words, 40), point, (8, shift), color=color, **look)
 
 
@@ -181,46 +178,22 @@ def objective_axis(
     if axis == "x" or in_first_column(axes):
         between = "\n" if len(name) > 20 else " "
         side.set_label_text(f"{name},{between}{better} is better")
-    side.set_major_formatter(Digits())
+    side.set_major_formatter(tick_formatter())
     if positive and lower:
         axes.set(**{f"{axis}scale": "log"})
         plain_logarithms(side)
     axes.grid(True, axis="y")
 
 
-class Digits(ticker.Formatter):
-    """Format all ticks of an axis with the same number of decimals: 9.625 and 9.650, not 9.65.
-
-    Over several decades every tick has one significant digit, and the decimals for it: 0.05, 1, 20.
-    """
-
-    def __call__(self, value: float, pos: int | None = None) -> str:
-        return self.format_ticks([value])[0]
-
-    def format_ticks(self, values: Sequence[float]) -> list[str]:
-        sizes = [abs(value) for value in values if value]
-        low, high = min(sizes, default=1.0), max(sizes, default=1.0)
-        one_digit = all(math.isclose(value, float(f"{value:.0e}")) for value in values)
-        if high >= 10 * low and one_digit:
-            digits = [max(0, -math.floor(math.log10(abs(value) or 1))) for value in values]
-        else:
-            fits = (
-                digits
-                for digits in range(12)
-                if all(abs(round(value, digits) - value) <= 1e-5 * high for value in values)
-            )
-            digits = [next(fits, 12)] * len(values)
-        texts = [f"{value:,.{count}f}" for value, count in zip(values, digits, strict=True)]
-        return [text.replace("-", "\N{MINUS SIGN}") for text in texts]
+def tick_formatter() -> ticker.Formatter:
+    """Return what writes ticks as plain numbers: 0.05, 9.625, 20,000."""
+    return ticker.StrMethodFormatter("{x:,.10g}")
 
 
 def plain_logarithms(side: Axis) -> None:
     """Label a logarithmic axis with a few plain numbers (0.6 and 10, not 6×10⁻¹ and 10¹)."""
     low, high = side.get_view_interval()
-    decades = math.log10(high / low) if low > 0 and high > low else 1.0
-    few = decades > 1.5 or side is side.axes.xaxis
-    steps: tuple[float, ...] = (1, 2, 5) if few else (1, 1.5, 2, 3, 4, 6, 8)
-    every = (step * 10.0**power for power in range(-12, 13) for step in steps)
+    every = (step * 10.0**power for power in range(-12, 13) for step in (1, 2, 5))
     ticks = [tick for tick in every if low <= tick <= high]
     locator: ticker.Locator = ticker.FixedLocator(ticks)
     if len(ticks) < 3:
@@ -228,11 +201,11 @@ def plain_logarithms(side: Axis) -> None:
     elif len(ticks) > 10:
         locator = ticker.LogLocator(numticks=8)
     side.set_major_locator(locator)
-    side.set_major_formatter(Digits())
+    side.set_major_formatter(tick_formatter())
     side.set_minor_locator(ticker.NullLocator())
 
 
 def plain_numbers(axes: Axes) -> None:
     """Label the x axis with a few round numbers, with commas."""
     axes.xaxis.set_major_locator(ticker.MaxNLocator(6, steps=[1, 2, 2.5, 5, 10]))
-    axes.xaxis.set_major_formatter(Digits())
+    axes.xaxis.set_major_formatter(tick_formatter())

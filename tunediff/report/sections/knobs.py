@@ -144,7 +144,7 @@ def _scatter(context: ReportContext, trials: Sequence[TrialRecord], names: Seque
         if is_range(dimensions[name], list(values.values())):
             places = values
             axes.set_xscale("log" if dimensions[name].log else "linear")
-            axes.xaxis.set_major_formatter(style.Digits())
+            axes.xaxis.set_major_formatter(style.tick_formatter())
         else:
             listed = [*(dimensions[name].choices or ()), *values.values()]
             met = set(map(as_param, values.values()))
