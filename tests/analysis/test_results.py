@@ -9,7 +9,6 @@ from tests.searches import FILE, make, write
 from tunediff import analysis
 from tunediff.analysis import evidence, why
 from tunediff.analysis.pareto import pareto, pareto_table, trade_offs
-from tunediff.analysis.speed import per_thousand
 from tunediff.core import trial_record
 from tunediff.core.trial_record import End, TrialRecord
 
@@ -44,12 +43,6 @@ def test_best_and_front_follow_the_direction(found):
     of_two = dataclasses.replace(found, space=dataclasses.replace(found.space, cost="peak_memory_mib"))
     assert [row["trial"] for row in pareto(of_two)] == ["t0001", "t0000"]
     assert [row["trial"] for row in pareto(upwards(of_two))] == ["t0002"]
-
-
-def test_parts_of_a_step_are_per_thousand_of_what_the_training_counts(found):
-    before, end = per_thousand(found.leader), found.leader.points[-1]
-    found.leader.points[-1] = dataclasses.replace(end, samples=1024 * end.samples)  # each counts as 1,024 tokens
-    assert per_thousand(found.leader) == pytest.approx({part: value / 1024 for part, value in before.items()})
 
 
 def test_the_front_compares_means_over_runs(tmp_path):

@@ -202,7 +202,7 @@ def test_a_finished_search_leaves_its_report_and_opens_it_on_request(night, monk
     out, err = capsys.readouterr()
     assert page.is_file()
     assert f"\nreport: {page}\n" in out
-    assert err.endswith(f"\n--open: there is no browser; the report is {page}\n")
+    assert err.endswith(f"--open: there is no browser; the report is {page}\n")
     assert search.main(words) == cli.OK
     assert "--open" not in capsys.readouterr().err
     assert opened == [page.as_uri()] * 2

@@ -121,14 +121,6 @@ def test_one_vector_has_no_covariance() -> None:
         _ = statistics(torch.ones(1, 3)).cov
 
 
-def test_statistics_of_parts_are_those_of_the_whole() -> None:
-    values = features(50, 4, 1)
-    collected = statistics(values[:20])
-    collected.include(statistics(values[20:]))
-    assert collected.count == 50
-    assert torch.allclose(collected.cov, statistics(values).cov, rtol=1e-12)
-
-
 def test_merge_of_one_process_changes_nothing() -> None:
     collected = statistics(features(20, 4, 1))
     collected.merge(alone("cpu"))

@@ -25,7 +25,7 @@ from tunediff.tuning import at_once, confirming, experiment
 PAIR = """
 import os, pathlib, sys, time
 seed, value = sys.argv[1:]
-here = pathlib.Path("here")
+here = pathlib.Path("../here")  # beside the working folder, in which runs at a time may share nothing
 here.mkdir(exist_ok=True)
 (here / f"{seed}-{value}").touch()
 while len(list(here.glob(f"{seed}-*"))) < 2:  # until the other side of the pair runs

@@ -23,7 +23,7 @@ class FormatChoice(TypedDict):
     seconds: dict[str, float]
     """Of drawing and judging `CHECKED` images, by format."""
     shifts: dict[str, float]
-    """Largest difference of a score from float32's, in units of the score's noise, by format."""
+    """Largest difference of a score from float32's, in units of the score's standard error, by format."""
 
 
 def formats(device: str) -> Sequence[Format]:
@@ -36,7 +36,7 @@ def sentence(choice: FormatChoice) -> str:
     exact_s = choice["seconds"]["fp32"]
     tried = ", ".join(
         f"{name} {exact_s / choice['seconds'][name]:.2g} times as fast, shift"
-        f" {choice['shifts'][name]:.2g} of the noise of a score"
+        f" {choice['shifts'][name]:.2g} of a score's standard error"
         for name in choice["shifts"]
         if name != "fp32"
     )

@@ -136,7 +136,7 @@ def cast_weights_together(model: nn.Module, dtype: torch.dtype) -> None:
     """Let a model's forward pass cast the weights of its products and convolutions at once.
 
     Autocast casts each of them by a kernel of its own, and each gradient back: 600 small ones of
-    the 1,800 kernels in a captured step of the U-Net for CIFAR-10. The numbers are the same.
+    the 1,800 kernels in a captured step of the largest shipped model. The numbers are the same.
     """
     layers = [one for one in model.modules() if type(one) in (nn.Linear, nn.Conv1d, nn.Conv2d)]
     for layer in layers:
