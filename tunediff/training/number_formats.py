@@ -23,7 +23,7 @@ class FormatChoice(TypedDict):
     seconds: dict[str, float]
     """Of drawing and judging `CHECKED` images, by format."""
     shifts: dict[str, float]
-    """Largest difference of a score from float32's, in units of the score's standard error, by format."""
+    """Largest difference of a score from float32's, in its standard errors, by format."""
 
 
 def formats(device: str) -> Sequence[Format]:

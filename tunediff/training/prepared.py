@@ -99,7 +99,7 @@ def prepare(options: Mapping[str, Any]) -> str:
 @contextlib.contextmanager
 def _noted(draws: list[str], root: Path) -> Iterator[None]:
     """Note which lines of files below `root` ask the system for random numbers meanwhile: a draw
-    that one template keeps would be the same in all runs of a side, and so no noise to a test.
+    that one template keeps would be the same in all runs of a side: a difference to a paired test.
 
     Python, numpy and torch ask through these functions; what a library draws while a file imports
     it is none of the file's.

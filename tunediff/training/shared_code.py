@@ -39,7 +39,7 @@ NOT_COMPILED = ("seed", "evaluation.", "loader.workers", "loader.prefetch", "loa
 def folder_of(trial: Path) -> Path:
     """Return the folder of the code that a trial shares with all others of its search, confirming
     runs included: their folders lie in the search's. In a comparison it is that of its pair: what a
-    side once took to compile would be in all of its pairs, and so no noise to the test."""
+    side once took to compile would be in all of its pairs: a difference to the test."""
     search = trial.parents[1]
     if (search / "compare.yaml").is_file():
         return search / FOLDER / f"pair{int(trial.name[1:]) // 2}"
