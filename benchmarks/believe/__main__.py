@@ -1,4 +1,4 @@
-"""What may be believed of `tunediff.compare` and of a confirmed search: `python -m benchmarks.believe [--out DIR]`.
+"""What may be believed of `tunediff.compare`: `python -m benchmarks.believe [--out DIR]`.
 
 Differences of known size are planted and looked for, thousands of times, in noise that was measured: what the runs kept
 in ray_results/reference differ by within a configuration, on the scale on which they are compared (logarithms of
@@ -14,9 +14,6 @@ Rules:
   prior of scale √½ on the effect (J. N. Rouder et al., Psychon. Bull. Rev. 16 (2009), 225–237) against 20; as it is the
   density ratio of a maximal invariant it may be looked at any time (A. Hendriksen, R. de Heide, P. Grünwald, Bayesian
   Anal. 16 (2021), 961–989). The prior is 200 normal ones, so that each factor is a closed form and the mixture exact.
-- Search: sixteen configurations run once, the baseline twice, on new seeds then what `noise.finalists` chooses, until
-  `Look.over`. "planted": one of the sixteen is better; else all are what the baseline is. The winner is
-  `Confirmation.winner`. The old rule: three seeds each, Holm's correction, the best that is better.
 
 Writes believe.csv. About a quarter of an hour on one core. Of configurations that are equal, in noise that differs, of
 coarse metrics, and confirmed again: `python -m benchmarks.believe.equal`.
@@ -39,18 +36,12 @@ from numpy.typing import NDArray
 from scipy import special
 
 from benchmarks.believe.noise import REFERENCE, Drawn, Measured, Numbers, sources
-from tunediff import cli, search_space
-from tunediff import config as cfg
-from tunediff.analysis import Results, confirming_runs, noise, statistics
-from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation
-from tunediff.analysis.outcome import Outcome
-from tunediff.analysis.sequential import Look, Rules, look
-from tunediff.analysis.statistics import BETTER, WORSE, Difference
+from tunediff import cli
+from tunediff.analysis import statistics
+from tunediff.analysis.sequential import look
+from tunediff.analysis.statistics import BETTER, WORSE
 from tunediff.core import text
-from tunediff.core.point import Point
 from tunediff.core.refusals import allow, writing
-from tunediff.core.trial_record import End, TrialRecord
 
 MOST = 12
 FIRST = 3
@@ -174,164 +165,6 @@ def compared(
     return rows
 
 
-# --------------------------------------------------------------------------------------------------------------- search
-class Trial(TrialRecord):
-    """A trial whose configuration is looked at many times."""
-
-    @functools.cached_property
-    def effective(self) -> dict[str, Any]:
-        """As it is."""
-        return dict(self.config)
-
-    def reach(self, value: float) -> Trial:
-        """Ends with that value."""
-        self.points, self.end = [Point(1, 1.0, 1, 1, metrics={"frechet": value})], End("ok")
-        return self
-
-
-@functools.cache
-def planned() -> tuple[search_space.SearchSpace, list[Trial]]:
-    """A search of sixteen learning rates, and its trials: the baseline on two seeds, then each once."""
-    rates = [1e-3 * (place + 1) for place in range(CONFIGURATIONS + 1)]
-    content = {
-        "workload": "digits",
-        "budget": {"per_trial": "20s", "trials": 18},
-        "search": {"optimizer.lr": rates},
-    }
-    space = search_space.parse(content, "believe.yaml")
-    baseline = {"optimizer.lr": space.baseline.optimizer.lr}
-    others = [{"optimizer.lr": rate} for rate in rates if rate != baseline["optimizer.lr"]][
-        :CONFIGURATIONS
-    ]
-    trials = []
-    for number, drawn in enumerate(
-        [baseline, {**baseline, "seed": space.baseline.seed + 1}, *others]
-    ):
-        config = cfg.override(space.baseline, drawn)
-        trials.append(
-            Trial(f"t{number:04d}", number, cfg.flat(config), drawn, cfg.fingerprint(config))
-        )
-    return space, trials
-
-
-PLANTED = 2
-"""The trial of the configuration that is better."""
-
-
-def finalists(
-    source: Measured | Drawn, gain: float, of: int, rng: np.random.Generator
-) -> tuple[Results, list[Trial]]:
-    """A search, and its trials that run again."""
-    space, trials = planned()
-    first = source.draw(rng, (1,), 1 + CONFIGURATIONS)[0]
-    again = source.draw(rng, (1,), 1)[0]
-    off = np.array([first[0], again[0], *first[1:]])
-    off[PLANTED] -= gain
-    for trial, one in zip(trials, off, strict=True):
-        trial.reach(math.exp(SD * one))
-    results = Results(Path("believe"), space, list(trials))
-    return results, [trials[trial.number] for trial in noise.finalists(results, of)]
-
-
-def confirm(values: Numbers) -> tuple[Look, Numbers]:
-    """Rounds of [configurations, MOST] until it is over: the last look, and the rounds that were run."""
-    for many in range(1, values.shape[1] + 1):
-        if (
-            test := look(
-                values[:, :many],
-                values.shape[1],
-                rules=Rules(confirming_runs.level(Path("confirm"))),
-            )
-        ).over:
-            break
-    return test, values[:, :many]
-
-
-def named(results: Results, again: Sequence[Trial], test: Look, values: Numbers) -> int | None:
-    """The place of the winner among the finalists, as a search names it; None: none is."""
-    groups = []
-    for row, (trial, one) in enumerate(
-        zip([None, *again], [Difference(), *test.differences], strict=True)
-    ):
-        runs = [
-            Trial(f"c{seed}", seed, {"seed": seed}, {}, "").reach(float(value))
-            for seed, value in enumerate(values[row])
-        ]
-        changed = {"optimizer.lr": trial.drawn["optimizer.lr"]} if trial is not None else {}
-        groups.append(
-            Group(
-                changed, Outcome([*runs], results.metric, results.lower_is_better, len(runs)), one
-            )
-        )
-    compared_ = Comparison(results, results.metric, groups, test.ratios)
-    winner = Confirmation(results, compared_, test).winner
-    return (
-        None
-        if winner is None
-        else next(place for place, one in enumerate(groups[1:]) if one is winner)
-    )
-
-
-def three_seeds(values: Numbers) -> int | None:
-    """The rule before: three seeds each, Holm's correction, the best of those that are better."""
-    against, _ = statistics.differences(values[:, :3])
-    better = [place for place, one in enumerate(against) if one.verdict == BETTER]
-    return min(better, key=lambda place: float(values[1 + place, :3].mean()), default=None)
-
-
-def searched(
-    source: Measured | Drawn, searches: int, rng: np.random.Generator
-) -> list[dict[str, Any]]:
-    """What searches with a planted winner, and without one, say."""
-    rows = []
-    for gain in (0.0, 1.0, 2.0):
-        for of in (2, 3):
-            decisions: dict[str, list[tuple[int | None, int]]] = {
-                "confirm": [],
-                "three seeds, Holm": [],
-            }
-            places = []
-            for _ in range(searches):
-                results, again = finalists(source, gain, of, rng)
-                places.append(
-                    next(
-                        (n for n, trial in enumerate(again) if gain and trial.number == PLANTED),
-                        None,
-                    )
-                )
-                off = source.draw(rng, (MOST,), 1 + len(again)).T
-                if places[-1] is not None:
-                    off[1 + places[-1]] -= gain
-                values = np.exp(SD * off)
-                test, run = confirm(values)
-                decisions["confirm"].append((named(results, again, test, run), run.shape[1]))
-                decisions["three seeds, Holm"].append((three_seeds(values), 3))
-            among = np.array([place is not None for place in places])
-            for rule, rule_decisions in decisions.items():
-                right = np.array(
-                    [
-                        place is not None and place == p
-                        for p, (place, _) in zip(places, rule_decisions, strict=True)
-                    ]
-                )
-                none = np.array([place is None for place, _ in rule_decisions])
-                seeds = np.array([many for _, many in rule_decisions])
-                rows.append(
-                    {"part": "search", "gain": gain, "rule": rule, "times": searches, "of": of}
-                    | {
-                        "among": among.mean() if gain else None,
-                        "named": right.mean() if gain else None,
-                        "refused": none.mean(),
-                    }
-                    | {
-                        "named_among": right[among].mean() if among.any() else None,
-                        "other": (~right & ~none).mean(),
-                    }
-                    | {"rounds": seeds.mean(), "rounds_90": float(np.quantile(seeds, 0.9))}
-                )
-    return rows
-
-
 # -------------------------------------------------------------------------------------------------------------- command
 def percent(share: float) -> str:
     """`2.4`, of a hundred."""
@@ -350,19 +183,15 @@ def tables(frame: pd.DataFrame, noise_sources: dict[str, Measured | Drawn]) -> l
                          f"in common on one seed {percent(source.common)} % of the variance")  # fmt: skip
     kind = frame["noise"].where(frame["noise"].isin(["normal", "heavy"]), "measured")
     for name, part in frame.groupby(kind, sort=False):
-        for what, columns in (("compare", ["better", "worse", "not"]), ("search", SEARCHED)):
-            if (own := part[part["part"] == what]).empty:
-                continue
-            lines += ["", f"{what}, {name} noise; shares in %"]
-            keys = ["gain", "rule"] if what == "compare" else ["gain", "of", "rule"]
-            rows = [[*keys, "times", *columns, "rounds", "90 %"]]
-            for key, one in own.groupby(keys, sort=False):
-                means = one[[*columns, "rounds", "rounds_90"]].astype(float).mean()
-                label = [str(word) if isinstance(word, str) else f"{word:g}" for word in key]
-                shares = [percent(means[column]) for column in columns]
-                taken = [f"{means['rounds']:.1f}", f"{means['rounds_90']:.0f}"]
-                rows.append([*label, str(one["times"].sum()), *shares, *taken])
-            lines += aligned(rows)
+        columns = ["better", "worse", "not"]
+        lines += ["", f"{name} noise; shares in %"]
+        rows = [["gain", "rule", "times", *columns, "rounds", "90 %"]]
+        for (gain, rule), one in part.groupby(["gain", "rule"], sort=False):
+            means = one[[*columns, "rounds", "rounds_90"]].astype(float).mean()
+            shares = [percent(means[column]) for column in columns]
+            taken = [f"{means['rounds']:.1f}", f"{means['rounds_90']:.0f}"]
+            rows.append([f"{gain:g}", str(rule), str(one["times"].sum()), *shares, *taken])
+        lines += aligned(rows)
     return lines
 
 
@@ -372,9 +201,6 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
-SEARCHED = ["among", "named_among", "named", "other", "refused"]
-
-
 def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
@@ -382,12 +208,6 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--comparisons", type=int, default=3000, help="per noise and gain (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--searches",
-        type=int,
-        default=1000,
-        help="per noise, gain, finalists (default: %(default)s)",
     )
     parser.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     parser.add_argument(
@@ -400,13 +220,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Simulate; see `--help`."""
     args = arguments(argv)
-    for part in ("comparisons", "searches"):
-        allow(
-            getattr(args, part) >= 0,
-            f"--{part}",
-            getattr(args, part),
-            "a whole number, 0 to leave them out",
-        )
+    allow(args.comparisons > 0, "--comparisons", args.comparisons, "a whole number above 0")
     rng, noise_sources, begun, rows = (
         np.random.default_rng(args.seed),
         sources(),
@@ -414,10 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         [],
     )
     for name, source in noise_sources.items():
-        if args.comparisons:
-            rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]
-        if args.searches and name != "confirmed":  # its seeds have three configurations at most
-            rows += [{"noise": name, **row} for row in searched(source, args.searches, rng)]
+        rows += [{"noise": name, **row} for row in compared(source, args.comparisons, rng)]
         print(f"{name}: {text.seconds(time.monotonic() - begun)}", file=sys.stderr, flush=True)
     frame = pd.DataFrame(rows)
     with writing("--out", args.out):
