@@ -4,8 +4,8 @@ then `python benchmarks/tuned.py T.csv …`.
 Every method gets the same number of trials of one search file (its first is the file's baseline, then Optuna's TPE
 draws the learning rate and the method's own knobs), and its best runs again on new seeds, at the same budget and at
 four times it. All on one seed start from the same weights and see the same images in the same order. Budgets are
-numbers of images in batches of 64: what a method itself costs per step is under 1 % here (`benchmarks/samplers.py`), so
-equal images are equal seconds, on whatever machine and beside whatever load.
+numbers of images in batches of 64: what a method itself costs per step is under 1 % here
+(docs/results/2026-11-methods.md), so equal images are equal seconds, on whatever machine and beside whatever load.
 
     OMP_NUM_THREADS=1 python benchmarks/tuned.py --measure digits_tune --images 36000 --out digits.csv
     OMP_NUM_THREADS=1 python benchmarks/tuned.py --measure cifar10_tune --images 64000 --out C.csv data.path=IMAGES.zip

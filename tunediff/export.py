@@ -2,7 +2,7 @@
 
 With --diffusers --out FOLDER the model becomes a pipeline, for
 `diffusers.DiffusionPipeline.from_pretrained(FOLDER)`; NAME may then also be a training folder,
-NAME/t0003 or a file of weights.
+NAME/t0003 or an exported best.yaml.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def level(folder: Path) -> float:
 
 
 def folder_within(folder: Path) -> str:
-    """Return a folder of confirming runs relative to its search, `confirm/4x`; '' for a search."""
+    """Return a folder of confirming runs relative to its search, `confirm-2`; '' for a search."""
     inside = (folder.parent / "search.yaml").is_file()
     return f"{folder_within(folder.parent)}/{folder.name}".lstrip("/") if inside else ""
 

@@ -1,8 +1,7 @@
 """Write the report of a search, during or after it: `python -m tunediff.report NAME`.
 
-Writes report.html, one file that opens in any browser without a network, and next to it the folder
-report with the same data as CSV and PNG. NAME may also be the confirming runs of a search:
-NAME/confirm.
+Writes report.html, one file that opens in any browser without a network. NAME may also be the
+confirming runs of a search: NAME/confirm.
 """
 
 from __future__ import annotations
