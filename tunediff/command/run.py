@@ -213,7 +213,8 @@ class RunReader:
         """Take note of a line."""
         self.clock.read(line, now)
         word, _, path = line.strip().partition(" ")
-        if word in ("ARTIFACT", "CHECKPOINT") and path:
+        # One behind the value that ends the run would be of a run that goes on
+        if path and (word == "ARTIFACT" or (word == "CHECKPOINT" and not self.is_enough)):
             state = self._state(now) if word == "CHECKPOINT" else None
             self.left.append(Left(path.strip(), state))
         self.out_of_memory |= any(sign in line for sign in OUT_OF_MEMORY)

@@ -102,14 +102,16 @@ def events(
 
 
 def _timeout_s(run: CommandRun) -> float | None:
-    """Return the seconds after which a process has failed: a multiple of the longest one so far."""
+    """Return the seconds after which a process has failed: a multiple of the longest run that ended
+    ok, its earlier processes included, and of the budget."""
     if run.definition.timeout_s is not None:
         return run.definition.timeout_s
     others = trial_record.read_trials(run.folder.parents[1])
-    ended = (run.clock["process_s"] for run in others if run.clock and run.status != "timeout")
-    if longest_s := max(map(float, ended), default=0.0):
-        return TIMEOUT * max(longest_s, LEAST_S)
-    return None if run.limit_s is None else TIMEOUT * max(run.limit_s, 10 * LEAST_S)
+    ends = (other.end for other in others if other.end is not None and other.status == "ok")
+    longest_s = max((sum(end.seconds.values()) for end in ends), default=0.0)
+    if run.limit_s is not None:
+        return TIMEOUT * max(longest_s, run.limit_s, 10 * LEAST_S)
+    return TIMEOUT * max(longest_s, LEAST_S) if longest_s else None
 
 
 def _other_unit(folder: Path) -> str:

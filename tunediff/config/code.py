@@ -104,6 +104,7 @@ class Code:
         )
         refuse(conflict, f"{folder}: is of another workload already; choose another folder")
         copies.write(self.contents, self.root, folder)
+        read_copy.cache_clear()  # a folder of that name may have held other code
         return folder / self.entry
 
 

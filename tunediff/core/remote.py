@@ -106,6 +106,7 @@ def pull(path: Path, heavy: bool = False) -> None:
     if (place := storage_and_run(path)) is None:
         return
     storage, run = place
+    was_there = run.is_dir()  # then what is here may never have been copied
     address = str(address_of(storage))
     system, root = connect(address)
     try:
@@ -122,7 +123,7 @@ def pull(path: Path, heavy: bool = False) -> None:
             partial = file.with_name(f".{file.name}.fetched")
             system.get_file(f"{root}/{file.relative_to(storage).as_posix()}", str(partial))
             partial.replace(file)
-        if not (run / COPIED).exists() and run.is_dir():
+        if not was_there and run.is_dir():
             (run / COPIED).touch()
     except Exception as error:
         raise ConfigError(f"--storage: {address} cannot be read: {short_error(error)}") from None
@@ -142,12 +143,14 @@ def push_run(run: Path, last: bool = True) -> None:
     continued = _continued(there)
     for file in _files_here(run, last):
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-            is_new = file.name in _LATE or file.stat().st_mtime >= since
+            status = file.stat()  # a file that was renamed into place may have been written before
+            is_new = file.name in _LATE or max(status.st_mtime, status.st_ctime) >= since
             if is_new and file.parent not in continued:
                 _put(system, address, file, f"{root}/{file.relative_to(storage).as_posix()}")
-    for file in there:  # checkpoints, which a training removes at its end
-        ended = file.suffix == ".pt" and not file.exists() and trial_record.read_trial(file.parent)
-        if ended and ended.finished:
+    for file in there:  # checkpoints, which a training removes at its end; a program's own stay
+        is_gone = file.name == trial_record.CHECKPOINT and not file.exists()
+        ended = trial_record.read_trial(file.parent) if is_gone else None
+        if ended is not None and ended.finished and not ended.clock:
             system.rm_file(f"{root}/{file.relative_to(storage).as_posix()}")
     copied.touch()
     os.utime(copied, (begun, begun))

@@ -152,6 +152,8 @@ def end(folder: Path) -> None:
     if key is None or found.verdict is None or not top.is_dir():  # it may be of another machine
         return
     with _locked(top) as ledger:
+        if all(entry.id != key for entry in ledger.entries):
+            return  # its line is gone, as after a checkout of another branch; the verdict stays
         if any(entry.id == key and entry.verdict is None for entry in ledger.entries):
             ledger.append("end", id=key, verdict=found.verdict)
         state = Ledger.read(top).state(key, found.ledger["budget"])

@@ -165,15 +165,15 @@ def _casting_first(
 
 
 def _with_cast_weights(
-    layer: nn.Module, forward: Callable[..., Any], dtype: torch.dtype, inputs: Tensor
+    layer: nn.Module, forward: Callable[..., Any], dtype: torch.dtype, *inputs: Any, **named: Any
 ) -> Any:
     """Call a layer with its cast weights, where autocast would cast them."""
     cast, own = layer.__dict__.get(_CAST), dict(layer._parameters)
-    if cast is None or not _casts_to(dtype, inputs.device.type):
-        return forward(inputs)
+    if cast is None or not _casts_to(dtype, next(iter(cast.values())).device.type):
+        return forward(*inputs, **named)
     layer._parameters.update(cast)
     try:
-        return forward(inputs)
+        return forward(*inputs, **named)
     finally:
         layer._parameters.update(own)
 
