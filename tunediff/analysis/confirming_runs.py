@@ -33,8 +33,7 @@ def level(folder: Path) -> float:
 
 def folder_within(folder: Path) -> str:
     """Return a folder of confirming runs relative to its search, `confirm-2`; '' for a search."""
-    inside = (folder.parent / "search.yaml").is_file()
-    return f"{folder_within(folder.parent)}/{folder.name}".lstrip("/") if inside else ""
+    return folder.name if (folder.parent / "search.yaml").is_file() else ""
 
 
 def folders(search: Path) -> list[Path]:

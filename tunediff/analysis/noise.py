@@ -80,7 +80,12 @@ def measured(
     metric = metric or results.metric
     searches = [results] if confirming is None else [results, confirming]
     groups = [
-        _unselected(search, outcome.runs, metric)
+        # One value for each seed
+        [
+            *{
+                run.seed: value for run in outcome.runs if (value := run.value(metric)) is not None
+            }.values()
+        ]
         for search in searches
         for outcome in search.outcomes
     ]
@@ -130,17 +135,6 @@ def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> b
             if 2 * min(tail, 1 - tail) * len(variances) < LEVEL:
                 return True
     return False
-
-
-def _unselected(results: Results, runs: Sequence[TrialRecord], metric: str) -> list[float]:
-    """Return the values of a configuration, one for each seed.
-
-    Without the first one if a search has repeated the configuration because it was good: the spread
-    of such runs would be a third too large, since the first is partly the luckiest.
-    """
-    values = {run.seed: value for run in runs if (value := run.value(metric)) is not None}
-    selected = any(run.role == "repeat" for run in runs) and bool(results.changed(runs[0]))
-    return list(values.values())[selected and len(values) > 1 :]
 
 
 UNMOVED = 0.01

@@ -149,8 +149,8 @@ def push_run(run: Path, last: bool = True) -> None:
                 _put(system, address, file, f"{root}/{file.relative_to(storage).as_posix()}")
     for file in there:  # checkpoints, which a training removes at its end; a program's own stay
         is_gone = file.name == trial_record.CHECKPOINT and not file.exists()
-        ended = trial_record.read_trial(file.parent) if is_gone else None
-        if ended is not None and ended.finished and not ended.clock:
+        trial = is_gone and trial_record.read_trial(file.parent)
+        if trial and trial.finished and not trial.clock:
             system.rm_file(f"{root}/{file.relative_to(storage).as_posix()}")
     copied.touch()
     os.utime(copied, (begun, begun))
