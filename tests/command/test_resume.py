@@ -89,3 +89,12 @@ def test_a_run_that_goes_on_from_its_last_value_has_that_value(tmp_path):
     path.write_text("".join(line for line in path.read_text().splitlines(True) if '"end"' not in line))
     (whole / "state").write_text("14")  # nothing is left to be done behind its checkpoint, 12
     assert (status, *run(whole, "plain", "last")[:2]) == ("ok", "ok", 12)
+
+
+def test_only_runs_that_ended_ok_shorten_the_time_that_a_run_may_take(tmp_path):
+    command = CommandDefinition("python x.py {seed}", "loss")
+    run = trial.CommandRun(command, {}, 0, tmp_path / "trials" / "t0002", 3600.0)
+    journal = Journal(run.folder.parent / "t0001")
+    journal.start(make(command, {}, "test").schema.default(), {}, 3600.0)
+    journal.end(trial_record.End("error", "exit code 1", {"train": 1.2}, 0))
+    assert trial._timeout_s(run) == 36_000

@@ -98,6 +98,20 @@ def test_another_machine_reads_the_search_and_fetches_weights_only_where_needed(
     assert (here / "best.safetensors").read_bytes() == b"w" * 100
 
 
+def test_what_another_machine_lacks_stays_at_the_address_and_what_was_never_copied_is(here, bucket, tmp_path):
+    (here / "trials/t0000/model.pt").write_bytes(b"a program's own")
+    remote.push_run(here)
+    elsewhere(here)
+    remote.pull(here)
+    remote.push_run(here)
+    assert "night/trials/t0000/model.pt" in there(tmp_path)
+    shutil.rmtree(tmp_path / "bucket")
+    (here / remote.COPIED).unlink()
+    remote.pull(here)  # as a report does before the first copy
+    remote.push_run(here)
+    assert "night/trials/t0000/journal.jsonl" in there(tmp_path)
+
+
 def test_resume_elsewhere_has_checkpoints_of_unfinished_trials(here, bucket):
     from tunediff.api import search_setup
     from tunediff.api.search_setup import SearchOptions

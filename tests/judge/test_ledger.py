@@ -79,3 +79,11 @@ def test_two_that_begin_at_once_are_two_with_levels_of_their_own(program, capsys
     _, second = compared(capsys, *words, "--name", "x")
     assert (second["ledger"]["number"], len(Ledger.read().entries)) == (2, 2)
     assert second["level"] == pytest.approx(2 * level_of([False], 0.05))
+
+
+def test_a_ledger_whose_line_is_gone_ends_no_comparison(program, capsys, monkeypatch):  # noqa: F811
+    """As after a checkout of another branch."""
+    end = ledger.end
+    monkeypatch.setattr(ledger, "end", lambda folder: (FILE.unlink(), end(folder)))
+    code, result = compared(capsys, "lr=2", "lr=1", "--name", "x")
+    assert (code, result["verdict"]) == (0, "better")
