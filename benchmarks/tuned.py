@@ -35,8 +35,9 @@ from scipy import stats
 from tunediff import cli, search_space
 from tunediff import config as cfg
 from tunediff.analysis import sequential
-from tunediff.analysis.statistics import BETTER, WORSE, Difference
+from tunediff.analysis.statistics import Difference
 from tunediff.core.clock import Budget
+from tunediff.core.outcomes import Verdict
 from tunediff.distributed import alone
 from tunediff.report.words import markdown_table
 from tunediff.search_space import Draw, SearchSpace
@@ -181,7 +182,7 @@ def ratio(difference: Difference) -> str:
     if difference.low is None:
         return "–"
     text = f"{difference.estimate:.2f} ({difference.low:.2f} … {difference.high:.2f})"
-    return f"**{text}**" if difference.verdict in (BETTER, WORSE) else text
+    return f"**{text}**" if difference.verdict in (Verdict.BETTER, Verdict.WORSE) else text
 
 
 def show(table: Path) -> str:

@@ -32,7 +32,7 @@ def generated(command):
     for model in (schema, *schema.get("$defs", {}).values()):
         model.pop("title", None)
         description = None
-        for name, key in model["properties"].items():
+        for name, key in model.get("properties", {}).items():
             key.pop("default", None)
             description = key.pop("description", description)  # it also covers the undescribed keys below it
             words = {"description": " ".join(description.split())} if description is not None else {}

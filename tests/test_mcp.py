@@ -175,4 +175,4 @@ def test_an_agent_finishes_by_tools_alone(tmp_path, monkeypatch):
     assert planned["trials"] == 2
     assert found["best_value"] is not None
     assert Path(best["configuration"]).exists()
-    assert compared["verdict"] in ("better", "worse", "no significant difference")
+    assert compared["verdict"] in ("better", "worse", "no_difference")

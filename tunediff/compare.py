@@ -23,12 +23,12 @@ from typing import Any
 
 from tunediff import cli
 from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import EQUIVALENT, NOT_SHOWN, ONE_RUN
 from tunediff.api import command_setup, compare_run, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareOptions
 from tunediff.core.files import write_text
 from tunediff.core.options import PrintingOptions, option
+from tunediff.core.outcomes import Verdict
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import check_writable, writing
 from tunediff.core.signals import terminable
@@ -48,13 +48,13 @@ each. Each run goes on to its own end; without --outcome final, for --budget 60s
 from what the command prints (val_loss: 0.31, JSON, METRIC val_loss=0.31)."""
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {
-    "better": cli.OK,
-    "no significant difference": NO_DIFFERENCE,
-    EQUIVALENT: NO_DIFFERENCE,
-    NOT_SHOWN: NO_DIFFERENCE,
-    ONE_RUN: NO_DIFFERENCE,
-    "worse": WORSE,
-    "failed": FAILED_RUN,
+    Verdict.BETTER: cli.OK,
+    Verdict.NO_DIFFERENCE: NO_DIFFERENCE,
+    Verdict.EQUIVALENT: NO_DIFFERENCE,
+    Verdict.NOT_SHOWN: NO_DIFFERENCE,
+    Verdict.ONE_RUN: NO_DIFFERENCE,
+    Verdict.WORSE: WORSE,
+    Verdict.FAILED: FAILED_RUN,
 }
 
 
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             cli.print_json(pair_summary.as_json(folder))
         else:
             print("\n".join(pair_summary.lines(folder)), flush=True)
-    code = EXITS.get(pairs.read(folder).verdict or "", cli.FAILED)
+    code = EXITS.get(pairs.read(folder).verdict, cli.FAILED)
     return cli.OK if code == NO_DIFFERENCE and options.fail_on == "worse" else code
 
 

@@ -17,6 +17,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core import remote, text
 from tunediff.core import trial_record as record
+from tunediff.core.outcomes import Status
 
 if TYPE_CHECKING:
     import torch
@@ -164,7 +165,7 @@ def _of_run(folder: Path) -> Saved:
     weights = next((file for file in files if file.is_file()), None)
     if weights is None:
         why = f"no weights yet; a training writes {record.CHECKPOINT} at its first evaluation"
-        if trial is not None and trial.status not in (None, "ok"):
+        if trial is not None and trial.status not in (None, Status.OK):
             why = f"no weights: it ended as {trial.status}, and only what ends as ok keeps them"
         raise ConfigError(f"{folder}: {why}")
     if trial is not None:

@@ -39,8 +39,8 @@ from benchmarks.believe.noise import REFERENCE, Drawn, Measured, Numbers, source
 from tunediff import cli
 from tunediff.analysis import statistics
 from tunediff.analysis.sequential import look
-from tunediff.analysis.statistics import BETTER, WORSE
 from tunediff.core import text
+from tunediff.core.outcomes import Verdict
 from tunediff.core.refusals import allow, writing
 
 MOST = 12
@@ -66,7 +66,7 @@ def looks(gains: Numbers, patient: bool = False) -> Decisions:
             test = look(values[:, :many], len(gain))
             if test.over and not (patient and test.state == "hopeless"):
                 break
-        verdicts[row] = {BETTER: 1, WORSE: -1}.get(test.differences[0].verdict, 0)
+        verdicts[row] = {Verdict.BETTER: 1, Verdict.WORSE: -1}.get(test.differences[0].verdict, 0)
         pairs[row] = many
     return verdicts, pairs
 

@@ -18,7 +18,8 @@ import pandas as pd
 from benchmarks.believe.noise import REFERENCE, Numbers
 from tunediff.analysis import confirming_runs
 from tunediff.analysis.sequential import Look, Rules, look
-from tunediff.analysis.statistics import BETTER, LEVEL, WORSE
+from tunediff.analysis.statistics import LEVEL
+from tunediff.core.outcomes import Verdict
 
 MOST = 12
 SD = 0.15
@@ -82,7 +83,14 @@ def shares(looks: Iterator[Look]) -> dict[str, float]:
     rows = []
     for test in looks:
         verdicts = [one.verdict for one in test.differences]
-        rows.append((BETTER in verdicts, verdicts[0] == BETTER, WORSE in verdicts, test.rounds))
+        rows.append(
+            (
+                Verdict.BETTER in verdicts,
+                verdicts[0] == Verdict.BETTER,
+                Verdict.WORSE in verdicts,
+                test.rounds,
+            )
+        )
     return dict(
         zip(("better", "named", "worse", "rounds"), np.mean(rows, axis=0).tolist(), strict=True)
     )
@@ -134,7 +142,7 @@ def of_confirmations(confirmations: int, times: int, rng: np.random.Generator) -
             until_over(np.exp(SD * rng.standard_normal((4, MOST))), rules=Rules(level))
             for level in levels
         )
-        named += any(one.verdict == BETTER for test in tests for one in test.differences)
+        named += any(one.verdict == Verdict.BETTER for test in tests for one in test.differences)
     return {
         "part": "again",
         "confirmations": confirmations,

@@ -11,8 +11,9 @@ from scipy import stats
 from tunediff import analysis, search, search_space
 from tunediff import config as cfg
 from tunediff.analysis.comparison import compare
-from tunediff.analysis.statistics import BASELINE, BETTER, FAILS, SAME, TOO_FEW, WORSE, differences, holm
+from tunediff.analysis.statistics import differences, holm
 from tunediff.core.journal import Journal
+from tunediff.core.outcomes import Verdict
 from tunediff.report import outputs
 from tunediff.report.verdicts import comparison_table, conclusions
 from tunediff.report.words import plain_table
@@ -29,7 +30,7 @@ def test_two_configurations_are_compared_as_by_a_paired_t_test() -> None:
     interval = expected.confidence_interval()
     assert (found.low, found.high) == pytest.approx((math.exp(interval.low), math.exp(interval.high)))
     assert found.estimate == pytest.approx(math.exp(np.log(values[1] / values[0]).mean()))
-    assert found.verdict == BETTER
+    assert found.verdict == Verdict.BETTER
     assert found.resolution == pytest.approx(found.high / found.estimate - 1), (
         "alone, half an interval is what can be told"
     )
@@ -54,8 +55,8 @@ def test_a_configuration_that_lacks_a_seed_is_compared_on_its_own() -> None:
     alone, _ = differences(values[:3])
     assert found[0].p == pytest.approx(alone[0].p), "the others' missing runs do not disturb those that are complete"
     assert found[2].p == pytest.approx(stats.ttest_rel(np.log([4.0, 4.5]), np.log([6.0, 6.6])).pvalue)
-    assert (found[3].estimate, found[3].p, found[3].verdict) == (pytest.approx(3.0 / 6.6), None, TOO_FEW)
-    assert (found[4].estimate, found[4].verdict) == (None, TOO_FEW)
+    assert (found[3].estimate, found[3].p, found[3].verdict) == (pytest.approx(3.0 / 6.6), None, Verdict.TOO_FEW)
+    assert (found[4].estimate, found[4].verdict) == (None, Verdict.TOO_FEW)
 
 
 def test_a_seed_that_the_baseline_lacks_tells_nothing() -> None:
@@ -65,20 +66,20 @@ def test_a_seed_that_the_baseline_lacks_tells_nothing() -> None:
 
 def test_more_is_better_for_throughput() -> None:
     values = np.array([[100.0, 101.0, 99.0], [150.0, 151.0, 149.0], [50.0, 51.0, 49.5]])
-    assert [found.verdict for found in differences(values, lower_is_better=False)[0]] == [BETTER, WORSE]
+    assert [found.verdict for found in differences(values, lower_is_better=False)[0]] == [Verdict.BETTER, Verdict.WORSE]
 
 
 def test_values_that_repeat_exactly() -> None:
     """Their noise is that of rounding."""
     (same,), _ = differences(np.ones((2, 3)))
     (other,), _ = differences(np.array([[0.0] * 9, [1.0] * 9]))
-    assert (same.p, same.verdict, other.verdict) == (1.0, SAME, WORSE)
+    assert (same.p, same.verdict, other.verdict) == (1.0, Verdict.NO_DIFFERENCE, Verdict.WORSE)
 
 
 @pytest.mark.parametrize("values", [[[0.90, 0.91], [0.89, 0.90]], [[0.1, 0.1], [0.3, 0.3]]])
 def test_equal_differences_on_a_few_seeds_do_not_show_that_there_is_no_noise(values) -> None:
     (found,), _ = differences(np.array(values), lower_is_better=False, ratios=False)
-    assert (found.verdict, found.estimate) == (SAME, pytest.approx(values[1][0] - values[0][0]))
+    assert (found.verdict, found.estimate) == (Verdict.NO_DIFFERENCE, pytest.approx(values[1][0] - values[0][0]))
     assert found.low < 0 < found.high
 
 
@@ -94,7 +95,7 @@ def test_noise_is_seldom_called_a_difference() -> None:
         seed_effect = rng.normal(0, 0.2, size=(1, 3))
         noise = rng.normal(0, 0.05, size=(8, 3)) * np.array([1, 0.2, 5, 1, 1, 1, 1, 1])[:, None]
         found, *_ = differences(np.exp(seed_effect + noise))
-        quiet += all(difference.verdict == SAME for difference in found)
+        quiet += all(difference.verdict == Verdict.NO_DIFFERENCE for difference in found)
     assert quiet >= 0.95 * repetitions
     assert quiet < repetitions, "a test that never rejects tells nothing"
 
@@ -105,8 +106,8 @@ def test_a_winner_of_20_percent_is_named() -> None:
         values = np.exp(rng.normal(0, 0.2, size=(1, 8)) + rng.normal(0, 0.05, size=(8, 8)))
         values[4] *= 0.8
         found, *_ = differences(values)
-        named += found[3].verdict == BETTER
-        false += any(difference.verdict != SAME for difference in found[:3] + found[4:])
+        named += found[3].verdict == Verdict.BETTER
+        false += any(difference.verdict != Verdict.NO_DIFFERENCE for difference in found[:3] + found[4:])
     assert named >= 0.95 * 300
     assert false <= 0.07 * 300
 
@@ -159,7 +160,14 @@ def test_the_table_says_who_is_better_and_what_it_costs(found):
     compared = compare(found)
     table = compared.table().set_index("configuration")
     assert list(table.index)[:2] == ["baseline", "weighting.name=min_snr"]
-    assert list(table["verdict"]) == [BASELINE, SAME, SAME, SAME, BETTER, BETTER]
+    assert list(table["verdict"]) == [
+        Verdict.BASELINE,
+        Verdict.NO_DIFFERENCE,
+        Verdict.NO_DIFFERENCE,
+        Verdict.NO_DIFFERENCE,
+        Verdict.BETTER,
+        Verdict.BETTER,
+    ]
     base, speed = table.loc["baseline"], table.loc["timesteps.name=speed"]
     assert base["frechet_mean"] == pytest.approx(2 * np.mean([1.01, 1.1 * 0.99, 1.2 * 1.0]), rel=0.02)
     assert speed["ratio"] == pytest.approx(0.5, rel=0.03)
@@ -189,7 +197,7 @@ def test_runs_that_failed_are_missing_not_bad(tmp_path):
     table = compared.table().set_index("configuration")
     assert list(table["finished"]) == [3, 3, 3, 2, 0, 2]
     assert list(table["failures"]) == [0, 0, 0, 1, 2, 0]
-    assert list(table["verdict"])[3:5] == [FAILS, FAILS]
+    assert list(table["verdict"])[3:5] == [Verdict.FAILS, Verdict.FAILS]
     assert math.isnan(table.loc["timesteps.name=speed", "frechet_mean"])
     assert conclusions(compared)[-2].startswith(
         "Not tested, since they fail on some seeds: timesteps.name=stratified w"
@@ -199,7 +207,7 @@ def test_runs_that_failed_are_missing_not_bad(tmp_path):
 
 def test_without_a_baseline_nothing_is_compared(tmp_path):
     none = finished(tmp_path / "failed", failed=(0, 6, 12))
-    assert {group.difference.verdict for group in compare(none).rivals} == {TOO_FEW}
+    assert {group.difference.verdict for group in compare(none).rivals} == {Verdict.TOO_FEW}
     empty = finished(tmp_path / "empty", left_out=18)
     assert (len(compare(empty).table()), conclusions(compare(empty))) == (0, [])
     outputs.write_all(none)
@@ -237,5 +245,5 @@ def test_the_search_ends_with_the_comparison(found, capsys):
     assert search.main([*words, "--json"]) == 0
     block = json.loads(capsys.readouterr().out)
     assert block["speedup"] == pytest.approx(20 / 15, abs=0.05)
-    assert [row["verdict"] for row in block["configurations"]].count(BETTER) == 2
+    assert [row["verdict"] for row in block["configurations"]].count(Verdict.BETTER) == 2
     assert block["conclusions"][0].startswith("Some differences")

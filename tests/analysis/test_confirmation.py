@@ -14,6 +14,7 @@ from tunediff.analysis import confirmation, confirming_runs, evaluating, evidenc
 from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
+from tunediff.core.outcomes import Verdict
 from tunediff.report import context, summary
 from tunediff.report.verdicts import confirmation_table, sentences
 from tunediff.report.words import plain_table
@@ -323,7 +324,7 @@ def test_a_finalist_that_fails_in_the_last_round_takes_no_verdict_from_the_other
     fail(folder, "t0008")
     told = confirmation.confirm(found, analysis.read(folder))
     assert told.winner.changed == {"loader.batch_size": 64}
-    assert told.compared.rivals[1].difference.verdict == statistics.FAILS
+    assert told.compared.rivals[1].difference.verdict == Verdict.FAILS
     assert not confirming.pending(found.folder, found.space)
 
 

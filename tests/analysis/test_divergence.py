@@ -9,7 +9,7 @@ from scipy import stats
 from tests.analysis.test_sequential import until_over
 from tunediff.analysis.divergence import SOUND, Divergence, divergence
 from tunediff.analysis.sequential import Rules, look
-from tunediff.analysis.statistics import SAME
+from tunediff.core.outcomes import Verdict
 
 TIMM = np.array([[1.43, 1.43, 2.80], [2.36, 2487, 6.9e6]])
 """Losses of timm's train.py, and at 100 times its learning rate (docs/results/2026-11-commands.md)."""
@@ -27,7 +27,7 @@ def test_a_side_that_diverges_to_numbers_is_worse_although_a_t_test_sees_only_no
 
 def test_one_run_that_diverged_is_no_verdict_and_more_are_run_while_they_could_give_one():
     loss = np.array([[2.0, 2.1, 2.2], [2.1, 2.0, 2e5]])
-    assert (look(loss, 12).differences[0].verdict, look(loss, 12).state) == (SAME, "open")
+    assert (look(loss, 12).differences[0].verdict, look(loss, 12).state) == (Verdict.NO_DIFFERENCE, "open")
     assert Divergence(0, 1, 3).undecided(0.05, 12)
     assert not Divergence(0, 1, 4).undecided(0.05, 12), "three of twelve would be too few"
     assert not Divergence(1, 2, 3).undecided(0.05, 12)
@@ -39,7 +39,7 @@ def test_a_side_that_diverged_on_a_seed_is_not_better_by_its_other_runs():
     loss = np.array([[2.0, 2.1, 2.2] * 4, [0.1, 0.2, 0.1] * 4])
     assert look(loss, 12).differences[0].verdict == "better"
     loss[1, 5] = 1e3
-    assert look(loss, 12).differences[0].verdict == SAME
+    assert look(loss, 12).differences[0].verdict == Verdict.NO_DIFFERENCE
 
 
 def test_values_near_zero_and_values_of_other_sizes_are_no_divergence():

@@ -13,8 +13,8 @@ from tunediff.analysis import evidence, noise
 from tunediff.analysis.confirming_runs import nothing_to_confirm
 from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.pareto import pareto, trade_offs
-from tunediff.analysis.statistics import FAILS
-from tunediff.core.trial_record import STATUSES, End, TrialRecord
+from tunediff.core.outcomes import Status, Verdict
+from tunediff.core.trial_record import End, TrialRecord
 from tunediff.report import summary
 from tunediff.report.headline import headline
 from tunediff.search_space.sections import Confirm
@@ -101,7 +101,7 @@ def test_a_study_does_not_prefer_what_fails_on_two_of_five_seeds(tmp_path):
     assert "failed on 2 of 5 seeds." in block["headline"]
     rows = {row["configuration"].get("optimizer.lr"): row for row in block["configurations"]}
     assert [rows[lr]["failures"] for lr in (None, 0.003, 0.002)] == [0, 2, 0]
-    assert (rows[0.003]["verdict"], rows[0.003]["ratio"], rows[0.003]["p"]) == (FAILS, None, None)
+    assert (rows[0.003]["verdict"], rows[0.003]["ratio"], rows[0.003]["p"]) == (Verdict.FAILS, None, None)
     assert {row["trial"]: row["failures"] for row in pareto(found)} == {"t0002": 0, "t0000": 0}
     assert "failed on 2 of 5 seeds" in "\n".join(summary.lines(told))
 
@@ -117,7 +117,7 @@ def record(number, value, end, seed=0):
 @pytest.mark.parametrize(
     ("end", "counts"),
     [
-        *((End(status), status in ("oom", "nan", "timeout", "error")) for status in STATUSES),
+        *((End(status), status in ("oom", "nan", "timeout", "error")) for status in Status if status != "unfinished"),
         (None, False),  # under way, killed by the user, or on a node that was lost
         (End("error", process_died=True), False),
     ],

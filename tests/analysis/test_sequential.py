@@ -9,7 +9,8 @@ import scipy.stats
 
 from tunediff.analysis import confirming_runs, error_spending
 from tunediff.analysis.sequential import Rules, look
-from tunediff.analysis.statistics import SAME, value_step
+from tunediff.analysis.statistics import value_step
+from tunediff.core.outcomes import Verdict
 
 
 def until_over(values, **options):
@@ -111,7 +112,9 @@ def test_equal_configurations_of_a_coarse_metric_are_seldom_called_different(ite
     rng = np.random.default_rng(0)
     values = [(90 + rng.binomial(items, 0.5, (2, 12))) / 100 for _ in range(400)]
     looks = [until_over(accuracies, ratios=False) for accuracies in values if len(set(accuracies[:, :3].flat)) > 1]
-    assert sum(look.differences[0].verdict != SAME for look in looks) <= 0.05 * 400 + 2 * math.sqrt(400 * 0.05 * 0.95)
+    assert sum(look.differences[0].verdict != Verdict.NO_DIFFERENCE for look in looks) <= 0.05 * 400 + 2 * math.sqrt(
+        400 * 0.05 * 0.95
+    )
     assert all(look.differences[0].low < look.differences[0].high for look in looks)
 
 
@@ -143,12 +146,12 @@ def test_a_real_difference_is_told_with_few_rounds():
         ([[2, 2.1, 2.2], [1, 1.06, 1.1]], {}, "better", "decided"),
         ([[2, 2.1, 2.2], [1, 1.06, 1.1]], {"lower_is_better": False}, "worse", "decided"),
         ([[0.1, -0.1, 0.0], [9.1, 8.9, 9.001]], {"lower_is_better": False}, "better", "decided"),  # no ratio
-        ([[2, 2.1, 2.2], [2.0, 2.12, 2.18]], {}, "no difference larger than the noise", "hopeless"),
-        ([[2, 2.1, 2.2], [2.0, 2.101, 2.201]], {"margin": 0.02}, "no difference larger than the noise", "equal"),
-        ([[2, 2.1, 2.2], [1, 1.06, math.nan]], {}, "too few runs", "open"),
-        ([[2, 2.1], [1, 1.06]], {}, "too few runs", "open"),
+        ([[2, 2.1, 2.2], [2.0, 2.12, 2.18]], {}, "no_difference", "hopeless"),
+        ([[2, 2.1, 2.2], [2.0, 2.101, 2.201]], {"margin": 0.02}, "no_difference", "equal"),
+        ([[2, 2.1, 2.2], [1, 1.06, math.nan]], {}, "too_few_runs", "open"),
+        ([[2, 2.1], [1, 1.06]], {}, "too_few_runs", "open"),
         ([[1.0] * 6, [0.5] * 6], {}, "better", "decided"),  # no noise but that of rounding
-        ([[2, 2.1, 2.2, 2.1], [1, 1.06, math.nan, math.nan]], {}, "too few runs", "decided"),  # it failed: it is out
+        ([[2, 2.1, 2.2, 2.1], [1, 1.06, math.nan, math.nan]], {}, "too_few_runs", "decided"),  # it failed: it is out
     ],
 )
 def test_what_a_look_says(values, options, verdict, state):
@@ -159,7 +162,7 @@ def test_what_a_look_says(values, options, verdict, state):
 def test_a_rival_that_failed_does_not_hold_up_the_others():
     values = np.array([[2, 2.1, 2.2, 2.1], [1.9, math.nan, math.nan, math.nan], [1.0, 1.06, 1.1, 1.05]])
     told = look(values, 12)
-    assert [one.verdict for one in told.differences] == ["too few runs", "better"]
+    assert [one.verdict for one in told.differences] == ["too_few_runs", "better"]
     assert told.rounds == 4
 
 
@@ -173,5 +176,5 @@ def test_a_rival_that_failed_does_not_make_the_test_of_the_others_more_lenient()
 def test_equal_differences_on_two_seeds_do_not_show_that_there_is_no_noise(b):
     test = look(np.array([[0.90, 0.91], b]), 2, lower_is_better=False, ratios=False, margin=0.01)
     (difference,) = test.differences
-    assert (difference.verdict, test.state) == (SAME, "spent")
+    assert (difference.verdict, test.state) == (Verdict.NO_DIFFERENCE, "spent")
     assert difference.low < -0.01 < 0.01 < difference.high

@@ -138,5 +138,5 @@ def test_fast_and_bad_is_not_better(tmp_path, monkeypatch):
         journal.write_text(journal.read_text().replace('"train_s": 20.0', f'"train_s": {20 * factor}'))
     found = pairs.read(folder)
     assert found.look.differences[0].estimate < 0.6
-    assert found.verdict == "quality not shown"
+    assert found.verdict == "quality_not_shown"
     assert found.test.target_p > 0.5

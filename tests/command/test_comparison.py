@@ -49,7 +49,7 @@ def test_a_harm_is_found_and_equal_commands_are_not_better(program, capsys):
     assert (code, result["verdict"], result["pairs"]) == (11, "worse", 3)
     assert result["ratio"] == pytest.approx(100, rel=0.1)
     code, result = compared(capsys, "--run", RUN, "--run", f"{RUN} ", "lr=1.0", "--pairs", "4", "--name", "equal")
-    assert (code, result["verdict"]) == (10, "no significant difference")
+    assert (code, result["verdict"]) == (10, "no_difference")
     assert result["a_values"] == result["b_values"]
     assert len({*result["a_values"]}) > 1, "each pair has a seed of its own"
 
@@ -86,10 +86,10 @@ BY_TIME = ("--better", "time", "--outcome", "final", "--time", r"train_time:(\d+
     ("worse", "rule", "verdict", "code"),
     [
         ("0", ("--target", "loss<=3.28"), "better", 0),
-        ("0.01", ("--target", "loss<=3.28"), "quality not shown", 10),
+        ("0.01", ("--target", "loss<=3.28"), "quality_not_shown", 10),
         ("0", ("--margin", "0.01"), "better", 0),
         ("0", ("--within", "0.5%"), "better", 0),
-        ("0.5", ("--within", "0.5%"), "quality not shown", 10),
+        ("0.5", ("--within", "0.5%"), "quality_not_shown", 10),
     ],
 )
 def test_fewer_seconds_count_only_for_values_that_are_good_enough(program, capsys, worse, rule, verdict, code):

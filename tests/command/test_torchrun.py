@@ -51,7 +51,7 @@ def program(tmp_path, monkeypatch):
 def test_equal_sides_of_two_processes_do_not_differ_and_a_harm_is_found(program, capsys):
     code, result = compared(capsys, "--run", RUN, "--run", f"{LAUNCH} --lr {{lr}} --seed 9{{seed}}", "lr=0.05",
         "--pairs", "6", "--name", "equal", "--seed", "100")  # fmt: skip
-    assert (code, result["verdict"]) == (10, "no significant difference")
+    assert (code, result["verdict"]) == (10, "no_difference")
     assert len({*result["a_values"], *result["b_values"]}) == 2 * result["pairs"]
     code, result = compared(capsys, "--run", RUN, "lr=0.05", "lr=0.0005", "--name", "harm")
     assert (code, result["verdict"]) == (11, "worse")

@@ -230,7 +230,7 @@ REFERENCE = Path(__file__).parents[2] / "ray_results" / "reference" / "speedrun-
 
 
 @pytest.mark.parametrize(
-    ("change", "verdict"), [("momentum", "better"), ("he", "better"), ("smoothing", "no significant difference")]
+    ("change", "verdict"), [("momentum", "better"), ("he", "better"), ("smoothing", "no_difference")]
 )
 def test_the_kept_speedrun_is_verified_in_any_clone(capsys, change, verdict):
     code, output = verified(capsys, REFERENCE / change)

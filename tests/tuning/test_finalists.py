@@ -45,7 +45,7 @@ def test_two_configurations_are_compared(tmp_path, monkeypatch, capsys):
     Path("helper.py").write_text(HELPER)
     words = ["waits.py", "lr=0.01", "--budget", "0.2s", "--pairs", "3", "--name", "two", "--no-check", "--json"]
     code, told = compare.main(words), json.loads(capsys.readouterr().out)
-    assert code == {"better": 0, "no significant difference": 10, "worse": 11}[told["verdict"]]
+    assert code == {"better": 0, "no_difference": 10, "worse": 11}[told["verdict"]]
     assert (told["pairs"], told["runs"]) == (3, 6)
     low, ratio, high = (told[key] for key in ("ratio_low", "ratio", "ratio_high"))
     if ratio is None:  # three runs of a second may differ so much that the interval says nothing of its size

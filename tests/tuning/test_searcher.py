@@ -11,6 +11,7 @@ from tests.tuning.asked import BIG, FILE, end, study
 from tunediff import search_space
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal, repeat_lost
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End
 from tunediff.tuning import search_study
 from tunediff.tuning.pool import Pool
@@ -63,7 +64,11 @@ def test_slots_are_not_given_twice(make):
 
 @pytest.mark.parametrize(
     ("status", "state"),
-    [(status, "PRUNED" if status == "pruned" else "COMPLETE") for status in record.STATUSES if status != "ok"],
+    [
+        (status, "PRUNED" if status == "pruned" else "COMPLETE")
+        for status in Status
+        if status not in ("ok", "unfinished")
+    ],
 )
 def test_failures_are_bad_and_not_unknown(make, status, state):
     searcher = make()

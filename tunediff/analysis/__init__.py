@@ -22,6 +22,7 @@ from tunediff.analysis.outcome import Outcome, by_configuration
 from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
 from tunediff.core.clock import ClockSummary, Unit
+from tunediff.core.outcomes import Status
 from tunediff.core.point import quantities
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import NEVER_READ, TrialRecord
@@ -274,7 +275,7 @@ class Results:
             return ""
         if not baseline.finished:
             return f"the baseline {baseline.name} is not finished"
-        ended = baseline.status != "ok"
+        ended = baseline.status != Status.OK
         how = f"as {baseline.status}" if ended else f"without {self.metric}"
         return f"the baseline {baseline.name} ended {how}"
 

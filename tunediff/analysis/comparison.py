@@ -12,9 +12,6 @@ from numpy.typing import NDArray
 from tunediff.analysis import Results, knob_columns, last
 from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.statistics import (
-    BASELINE,
-    BETTER,
-    FAILS,
     Difference,
     Estimate,
     differences,
@@ -23,6 +20,7 @@ from tunediff.analysis.statistics import (
     mean,
     sd,
 )
+from tunediff.core.outcomes import Verdict
 from tunediff.core.text import knobs
 from tunediff.core.trial_record import TrialRecord
 
@@ -122,10 +120,10 @@ class Comparison:
         """
         groups = [
             dataclasses.replace(
-                group, difference=Difference(verdict=FAILS) if group.fails else difference
+                group, difference=Difference(verdict=Verdict.FAILS) if group.fails else difference
             )
             for group, difference in zip(
-                self.groups, [Difference(verdict=BASELINE), *differences], strict=True
+                self.groups, [Difference(verdict=Verdict.BASELINE), *differences], strict=True
             )
         ]
         return dataclasses.replace(self, groups=groups, ratios=ratios)
@@ -219,7 +217,7 @@ class Comparison:
             return "no run of the baseline ended ok"
         if note := group.outcome.failure_note:
             return f"it {note}"
-        if group.difference.verdict != BETTER:
+        if group.difference.verdict != Verdict.BETTER:
             return f"{len(group.done)} seeds do not show it to be better than the baseline"
         ratios, bounded = list[float](), False
         for trial in group.done:

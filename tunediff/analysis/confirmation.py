@@ -23,8 +23,9 @@ from tunediff.analysis.comparison import SPEEDUP, Comparison, Group, compare
 from tunediff.analysis.confirming_runs import folders, latest, level
 from tunediff.analysis.outcome import failed
 from tunediff.analysis.sequential import Look, Rules, look
-from tunediff.analysis.statistics import BETTER, mean, sd
+from tunediff.analysis.statistics import mean, sd
 from tunediff.config import ConfigError
+from tunediff.core.outcomes import State, Verdict
 from tunediff.core.trial_record import TrialRecord
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ class Confirmation:
         That is the search's leader if it is; then another one only if it is significantly better
         than the leader too.
         """
-        better = [rival for rival in self.compared.rivals if rival.difference.verdict == BETTER]
+        better = [
+            rival for rival in self.compared.rivals if rival.difference.verdict == Verdict.BETTER
+        ]
         if not better:
             return None
 
@@ -120,7 +123,7 @@ class Confirmation:
         values, most = compared.values[rows], self.look.max_rounds
         lower, ratios = search.lower_is_better, search.ratios
         test = look(values, most, lower, ratios, rules=Rules(share))
-        return test.differences[0].verdict == BETTER
+        return test.differences[0].verdict == Verdict.BETTER
 
     @property
     def leader(self) -> Group | None:
@@ -176,7 +179,7 @@ def confirm(search: Results, runs: Results) -> Confirmation:
     """Test what `runs`, the results of the confirming folder, say about `search`."""
     compared, rounds = _compare(runs), runs.space.seeds
     if compared.baseline is None:
-        return Confirmation(search, compared, Look([], 0, rounds, "open", search.ratios))
+        return Confirmation(search, compared, Look([], 0, rounds, State.OPEN, search.ratios))
     values = compared.values
     for row, group in enumerate(compared.groups):
         if group.changed and any(map(failed, group.runs)):

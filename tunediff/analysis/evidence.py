@@ -15,8 +15,9 @@ from tunediff.analysis.comparison import ITSELF, Comparison, Group, compare, spe
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.noise import Noise
 from tunediff.analysis.outcome import Outcome
-from tunediff.analysis.statistics import BETTER, TOO_FEW, Estimate
+from tunediff.analysis.statistics import Estimate
 from tunediff.config import ConfigError
+from tunediff.core.outcomes import Status, Verdict
 from tunediff.core.trial_record import TrialRecord
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class Evidence:
         if confirmed is not None and confirmed.winner is not None:
             return confirmed.trial(confirmed.winner) or self._leader
         if compared is not None:
-            better = [rival for rival in compared.rivals if rival.difference.verdict == BETTER]
+            better = [
+                rival for rival in compared.rivals if rival.difference.verdict == Verdict.BETTER
+            ]
             if better:
                 loss = self.results.loss
                 return min(better, key=lambda rival: loss(rival.difference.estimate or 0.0)).done[0]
@@ -141,7 +144,7 @@ class Evidence:
         if self.is_baseline(trial):
             return None
         if (group := self._runs(trial)) is not None:
-            return group.difference.verdict == BETTER
+            return group.difference.verdict == Verdict.BETTER
         if self.outcome(trial).failures:
             return False
         of_base = self.outcome(self.baseline).value if self.baseline is not None else None
@@ -156,7 +159,7 @@ class Evidence:
             group: Group | None = self.compared.of(trial)
         else:
             group = self.confirmation.of(trial) if self.confirmation is not None else None
-        return group if group is not None and group.difference.verdict != TOO_FEW else None
+        return group if group is not None and group.difference.verdict != Verdict.TOO_FEW else None
 
     def speedup(self, trial: TrialRecord) -> Estimate | str:
         """Return how many times sooner a trial reaches the baseline's end, or a ratio of rates.
@@ -219,7 +222,7 @@ class Evidence:
         if frame.empty:
             return frame
         column = list(frame.columns).index("versus_baseline") + 1
-        speedups = [self.speedup(trial) if trial.status == "ok" else "" for trial in trials]
+        speedups = [self.speedup(trial) if trial.status == Status.OK else "" for trial in trials]
         for name in added:
             frame.insert(column, name, [speedup_values(speedup)[name] for speedup in speedups])
         if self.compared is None:

@@ -14,6 +14,7 @@ from scipy import special
 
 from tunediff.analysis import RATE, Results, curve
 from tunediff.analysis.statistics import LEVEL, ROUGH_FREEDOM, quantile, value_step
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import TrialRecord
 
 CONFIDENCE = 0.9
@@ -147,7 +148,7 @@ def unmoved(results: Results) -> int:
     It moved in a trial if its last value differs from its first by more than the noise, and over
     all trials if the mean of these differences is larger than the noise of such a mean.
     """
-    curves = [curve(trial, results.metric) for trial in results.trials if trial.status == "ok"]
+    curves = [curve(trial, results.metric) for trial in results.trials if trial.status == Status.OK]
     pairs = [(line[0][1], line[-1][1]) for line in curves if len(line) > 1]
     if results.by_rate or not pairs:
         return 0

@@ -12,12 +12,13 @@ import json
 from collections.abc import Iterable
 
 from tunediff.analysis.statistics import mean
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import TrialRecord
 
 
 def failed(trial: TrialRecord) -> bool:
     """Return whether a trial ran and ended without a result, unless it was only stopped early."""
-    return trial.status not in (None, "ok", "pruned", "skipped")
+    return trial.status not in (None, Status.OK, Status.PRUNED, Status.SKIPPED)
 
 
 @dataclasses.dataclass(frozen=True)

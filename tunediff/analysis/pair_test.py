@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tunediff.analysis.outcome import failed
 from tunediff.analysis.sequential import Look, Rules, look
-from tunediff.analysis.statistics import BETTER, LEVEL, WORSE
+from tunediff.analysis.statistics import LEVEL
 from tunediff.analysis.targets import (
     Counted,
     QualityGate,
@@ -27,14 +27,10 @@ from tunediff.analysis.targets import (
     target_gate,
 )
 from tunediff.core import trial_record
+from tunediff.core.outcomes import State, Status, Verdict
 from tunediff.core.target import Target
 from tunediff.core.trial_record import TrialRecord
 
-EQUIVALENT = "equivalent"
-NO_DIFFERENCE = "no significant difference"
-NOT_SHOWN = "quality not shown"
-FAILED = "failed"
-ONE_RUN = "one_run_repeated"
 RENEWED, SHARED, ONE_EACH = "renewed in every pair", "shared by both sides", "one for each side"
 BEFORE_THE_PAIRS = {
     "seeds": SHARED,
@@ -197,7 +193,7 @@ class PairTest:
 
     def missed(self, run: TrialRecord) -> bool:
         """Return whether a run ended ok and did not meet the target, whose seconds count."""
-        if not self.by_time or self.counted != "first" or run.status != "ok":
+        if not self.by_time or self.counted != "first" or run.status != Status.OK:
             return False
         return seconds_of(run, self.target, self.counted) is None
 
@@ -219,32 +215,26 @@ class PairTest:
             return True
         look = self.look
         # Fewer seconds are no gain yet: pairs go on until the quality is shown, or the last one
-        if look.differences[0].verdict == BETTER and look.rounds < self.max_pairs:
+        if look.differences[0].verdict == Verdict.BETTER and look.rounds < self.max_pairs:
             return look.over and all(gate.shown for gate in self.gates)
         return look.over
 
     @property
-    def verdict(self) -> str | None:
-        """Return how B compares with A: `better`, `worse`, `equivalent` (the interval lies inside
-        the difference that does not matter), `no significant difference`, `quality not shown` (its
-        seconds are fewer, and its values are not shown to be good enough), `one_run_repeated` (see
-        `is_one_run`), or `failed`.
-
-        None: the comparison is not over.
-        """
+    def verdict(self) -> Verdict:
+        """Return how B compares with A; `open`: the comparison is not over."""
         if self.failure is not None:
-            return FAILED
+            return Verdict.FAILED
         if self.is_one_run:
-            return ONE_RUN
+            return Verdict.ONE_RUN
         if not self.over:
-            return None
+            return Verdict.OPEN
         look = self.look
         verdict = look.differences[0].verdict
-        if verdict == BETTER and not all(gate.shown for gate in self.gates):
-            return NOT_SHOWN
-        if verdict in (BETTER, WORSE):
+        if verdict == Verdict.BETTER and not all(gate.shown for gate in self.gates):
+            return Verdict.NOT_SHOWN
+        if verdict in (Verdict.BETTER, Verdict.WORSE):
             return verdict
-        return EQUIVALENT if look.state == "equal" else NO_DIFFERENCE
+        return Verdict.EQUIVALENT if look.state == State.EQUAL else Verdict.NO_DIFFERENCE
 
 
 FEW_DIGITS = 8
@@ -260,7 +250,7 @@ def without_effect(test: PairTest) -> list[str]:
     sentences = []
     finals = list[float | None]()
     for side in zip(*test.runs, strict=True):
-        ended = [run for run in side if run is not None and run.status == "ok" and run.points]
+        ended = [run for run in side if run is not None and run.status == Status.OK and run.points]
         # Whole curves: two ends may be equal by chance, and often are where values have few digits
         curves = [[point.get(test.metric) for point in run.points] for run in ended]
         finals += [curve[-1] for curve in curves]

@@ -18,6 +18,7 @@ from tunediff.analysis.statistics import ROUGH_FREEDOM, quantile
 from tunediff.config import ConfigError, Metric, Values, recorded
 from tunediff.core import text
 from tunediff.core.clock import ClockSummary, Unit, UnitName
+from tunediff.core.outcomes import Verdict
 from tunediff.core.refusals import allow
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchBudget
@@ -155,8 +156,8 @@ class Pairs:
         return self.test.over
 
     @property
-    def verdict(self) -> str | None:
-        """Return how B compares with A, see `PairTest.verdict`; None: it is not over."""
+    def verdict(self) -> Verdict:
+        """Return how B compares with A, see `PairTest.verdict`."""
         return self.test.verdict
 
     @property

@@ -14,24 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunediff.analysis.divergence import Divergence, divergence
 from tunediff.analysis.error_spending import EARLY, FEW, LATE, bounds, first_look
-from tunediff.analysis.statistics import (
-    BETTER,
-    LEVEL,
-    SAME,
-    WORSE,
-    Difference,
-    Scale,
-    is_wide,
-    paired_sds,
-    value_step,
-)
+from tunediff.analysis.statistics import LEVEL, Difference, Scale, is_wide, paired_sds, value_step
+from tunediff.core.outcomes import State, Verdict
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +37,6 @@ class Rules:
 
 
 RULES = Rules()
-State = Literal["open", "decided", "equal", "hopeless", "spent"]
 Values = NDArray[np.float64]
 
 
@@ -62,16 +51,13 @@ class Look:
     """Rounds that count: those that the baseline and all remaining rivals have completed."""
     max_rounds: int
     state: State
-    """`open`: more rounds are needed; `decided`: one rival is better, or all are worse; `equal`: no
-    difference is larger than the given one; `hopeless`: more rounds would show only a difference
-    that is unlikely by the measurements so far; `spent`: there are no more rounds."""
     ratios: bool
     """Whether differences are ratios to the baseline."""
 
     @property
     def over(self) -> bool:
         """Return whether no further round should run."""
-        return self.state != "open"
+        return self.state != State.OPEN
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,7 +120,7 @@ class _Test:
     def is_over(self) -> bool:
         """Return whether one is better or all are worse."""
         verdicts = [difference.verdict for difference in self.differences]
-        return BETTER in verdicts or set(verdicts) == {WORSE}
+        return Verdict.BETTER in verdicts or set(verdicts) == {Verdict.WORSE}
 
 
 def _test(
@@ -159,7 +145,11 @@ def _test(
         worse = (gain < -half and fewer <= 0) or (often and fewer < 0)
         difference = dataclasses.replace(
             scale.difference(float(offset), half),
-            verdict=BETTER if better else WORSE if worse and not one_sided else SAME,
+            verdict=Verdict.BETTER
+            if better
+            else Verdict.WORSE
+            if worse and not one_sided
+            else Verdict.NO_DIFFERENCE,
             sd=scale.size(sd),
             resolution=scale.size(half),
             diverged=count,
@@ -192,13 +182,13 @@ def look(
 
     if rounds.rivals < 1 or rounds.count < first_look(max_rounds):
         all_out = len(values) > len(rounds.z) == 1  # rather than not yet begun
-        return result("decided" if all_out else "open")
+        return result(State.DECIDED if all_out else State.OPEN)
     plan = LATE if rounds.rivals > 1 and max_rounds <= FEW else EARLY
     share = rules.level / rounds.rivals
     limits = bounds(share, max_rounds, plan.power, rules.one_sided, rules.fixed)
     limit, left = limits[rounds.count - 1], max_rounds - rounds.count
     if math.isinf(limit):
-        return result("open" if left > 0 else "spent")
+        return result(State.OPEN if left > 0 else State.SPENT)
     test = _test(rounds, scale, limit, share, lower_is_better, rules.one_sided)
     for i, difference in zip(np.flatnonzero(rounds.remaining[1:]), test.differences, strict=True):
         differences[i] = difference
@@ -220,18 +210,18 @@ def _state(
     nothing differs at all: without noise and without a difference more rounds bring nothing.
     """
     if test.is_over:
-        return "decided"
+        return State.DECIDED
     if margin is not None and (np.abs(test.gains) + test.halves <= margin).all():
-        return "equal"
+        return State.EQUAL
     if left <= 0:
-        return "spent"
+        return State.SPENT
     both_ways = len(test.gains) == 1 and not one_sided
     possible = np.abs(test.gains) if both_ways else test.gains
     counting = [count for count in test.counts if both_ways or count.baseline]
     if (possible > needed * test.errors).any():
-        return "open"
+        return State.OPEN
     undecided = any(count.undecided(test.share, max_rounds) for count in counting)
     # A mean that happens to be near 0 says nothing where its interval is not even determined
     noisy = [one for one in test.differences if not any(one.diverged[:2])]
     wide = ratios and any(is_wide(one.low, one.high) for one in noisy)
-    return "open" if undecided or wide else "hopeless"
+    return State.OPEN if undecided or wide else State.HOPELESS

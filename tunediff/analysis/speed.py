@@ -7,6 +7,7 @@ from collections.abc import Callable
 from tunediff.analysis import RATE, Results, last, seconds_of
 from tunediff.analysis.statistics import mean
 from tunediff.core import text
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import TrialRecord
 
 
@@ -36,7 +37,7 @@ def repeating_budget(results: Results, trial: TrialRecord) -> tuple[str, object]
     its budget: equal seconds leave fewer for steps, longer ones delay schedules.
     """
     free = compile_s(trial) and not results.space.budget.compile_charged
-    if free and trial.status == "ok" and trial.points:
+    if free and trial.status == Status.OK and trial.points:
         return "--samples", trial.points[-1].samples
     return "--budget", text.format_exact(trial.budget_s or results.space.budget.per_trial_s)
 
@@ -44,7 +45,7 @@ def repeating_budget(results: Results, trial: TrialRecord) -> tuple[str, object]
 # ---- compile
 def measured_runs(runs: list[TrialRecord]) -> list[TrialRecord]:
     """Return the runs whose values count: those that ended ok; without any, the running ones."""
-    done = [trial for trial in runs if trial.status == "ok"]
+    done = [trial for trial in runs if trial.status == Status.OK]
     counted = done or [trial for trial in runs if not trial.finished]
     return [trial for trial in counted if trial.points]
 

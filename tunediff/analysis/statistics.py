@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes seconds to import
 
 from tunediff.analysis.divergence import Divergence
+from tunediff.core.outcomes import Verdict
 
 LEVEL = 0.05
 """Upper bound on the probability that any verdict of a comparison is wrong if nothing differs."""
-BETTER, WORSE, SAME = "better", "worse", "no difference larger than the noise"
-BASELINE, TOO_FEW, FAILS = "baseline", "too few runs", "fails on some seeds"
 ROUGH_FREEDOM = 8
 """Degrees of freedom below which the 95 % interval of a deviation exceeds twice its value."""
 WIDEST = 10.0
@@ -95,9 +94,9 @@ class Difference:
     """Two-sided p-value of this comparison alone."""
     p_holm: float | None = None
     """The p-value after Holm's correction over all configurations compared with the baseline."""
-    verdict: str = TOO_FEW
-    """`better` or `worse` where `p_holm` is below 0.05, else `no difference larger than the noise`;
-    `fails on some seeds` where a run failed, whose configuration is not tested."""
+    verdict: Verdict = Verdict.TOO_FEW
+    """`better` or `worse` where `p_holm` is below 0.05, else `no_difference`; `fails` where a run
+    failed, whose configuration is not tested."""
     sd: float | None = None
     """Standard deviation of two runs' difference on one seed: ratio − 1, or in units."""
     resolution: float | None = None
@@ -141,11 +140,11 @@ class Scale:
         return Difference(self.back(offset), self.back(offset - half), self.back(offset + half))
 
 
-def verdict(offset: float, significant: bool, lower_is_better: bool) -> str:
+def verdict(offset: float, significant: bool, lower_is_better: bool) -> Verdict:
     """Return what a difference from the baseline shows."""
     if not significant:
-        return SAME
-    return BETTER if (offset < 0) == lower_is_better else WORSE
+        return Verdict.NO_DIFFERENCE
+    return Verdict.BETTER if (offset < 0) == lower_is_better else Verdict.WORSE
 
 
 def differences(

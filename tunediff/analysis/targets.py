@@ -19,6 +19,7 @@ from tunediff.analysis.error_spending import EARLY, bounds
 from tunediff.analysis.sequential import Rules
 from tunediff.analysis.statistics import printed_step
 from tunediff.core.errors import ConfigError
+from tunediff.core.outcomes import Status
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import TrialRecord
 
@@ -104,7 +105,7 @@ def ended_at_target(run: TrialRecord) -> bool:
 
 def seconds_of(run: TrialRecord, target: Target | None, counted: Counted) -> float | None:
     """Return the seconds of a run that count; None: it did not end ok, or missed its target."""
-    if run.status != "ok" or not run.points:
+    if run.status != Status.OK or not run.points:
         return None
     if counted == "first" and target is not None:
         return target.seconds(run.points, run.along)

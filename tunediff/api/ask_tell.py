@@ -30,11 +30,12 @@ from tunediff.core.errors import TunediffError
 from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
 from tunediff.core.logs import errors_only
+from tunediff.core.outcomes import Status
 from tunediff.core.point import QUANTITIES, Point
 from tunediff.core.progress import log_exceptions
 from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET
-from tunediff.core.trial_record import RESERVED, STATUSES, WORDS, End
+from tunediff.core.trial_record import RESERVED, WORDS, End
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.optuna_proposer import OptunaProposer
@@ -187,9 +188,9 @@ class AskTellStudy:
             value = plain(value)
             allow(value is None or isinstance(value, int | float), "value", value, "a number")
             finite = value is None or math.isfinite(value)
-            allow(finite or status != "ok", "value", value, "with status='ok' a finite number")
-            status = status or ("ok" if finite else "nan")
-            allowed = [name for name in STATUSES if name != "skipped"]
+            allow(finite or status != Status.OK, "value", value, "with status='ok' a finite number")
+            status = status or (Status.OK if finite else Status.NAN)
+            allowed = [name for name in Status if name not in (Status.SKIPPED, Status.UNFINISHED)]
             allow(status in allowed, "status", status, ", ".join(allowed))
             if value is not None and finite:
                 # The same once more, after an error, is no further evaluation.
@@ -198,7 +199,7 @@ class AskTellStudy:
                 last = trial._last_point()
                 if last is None or any(last.get(key) != plain(told[key]) for key in told):
                     self._report(trial, value, time_s, measured)
-            self._end(trial, status, reason)
+            self._end(trial, Status(status), reason)
 
     def close(self) -> None:
         """Release the study; a trial that was not told is asked for again after reopening."""
@@ -296,13 +297,13 @@ class AskTellStudy:
                 point[TIME_TO_TARGET] = seconds
         return Point.of(point)
 
-    def _end(self, trial: AskedTrial, status: str, reason: str) -> None:
+    def _end(self, trial: AskedTrial, status: Status, reason: str) -> None:
         """Write a trial's end, report it to the proposer. Raises `ConfigError` without a result."""
         spec, last, target = trial._spec, trial._last_point(), self.space.target
-        if status == "ok" and target is not None and last and TIME_TO_TARGET not in last:
-            status, reason = "error", target.missed
+        if status == Status.OK and target is not None and last and TIME_TO_TARGET not in last:
+            status, reason = Status.ERROR, target.missed
         for metric in (self.space.metric, self.space.cost):
-            if status == "ok" and metric is not None and (last is None or metric not in last):
+            if status == Status.OK and metric is not None and (last is None or metric not in last):
                 missing = "is missing: an objective of the search; report it"
                 raise ConfigError(f"{trial.name}: {metric} {missing}")
         seconds = {"train": last.train_s} if last is not None else {}

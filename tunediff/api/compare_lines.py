@@ -11,6 +11,7 @@ from tunediff.api.compare_setup import Say
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listener
+from tunediff.core.outcomes import Status
 
 
 def _words(drawn: Mapping[str, Any]) -> str:
@@ -40,7 +41,7 @@ class RunLines(Listener):
     @staticmethod
     def _ended(run: record.TrialRecord) -> list[str]:
         """Return how a run ended, in parts of a line."""
-        if not run.points or run.status != "ok":
+        if not run.points or run.status != Status.OK:
             return [run.status or "", run.reason]
         workload, last = cfg.of(run.configuration), run.points[-1]
         metric = workload.objective

@@ -8,6 +8,7 @@ from tunediff import config as cfg
 from tunediff.api.profile_run import ProfileRequest
 from tunediff.config import code
 from tunediff.core.errors import TunediffError, UserCodeError
+from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.profiling import run
 from tunediff.training.run_trial import end_of
@@ -27,7 +28,7 @@ def measure(request: ProfileRequest, lines: EventLines) -> dict[str, Any]:
             steps=request.steps,
         )
     except Exception as error:
-        if end_of(error).status == "oom":
+        if end_of(error).status == Status.OOM:
             batch = config.loader.batch_size
             raise TunediffError(f"out of memory with a batch of {batch}: {error}") from error
         if cfg.of(config).file is not None and not isinstance(error, TunediffError):

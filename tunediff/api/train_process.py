@@ -15,6 +15,7 @@ from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError, UserCodeError, message_of
 from tunediff.core.journal import Journal
+from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.distributed import World, world_of_environment
 from tunediff.training import weights
@@ -40,7 +41,7 @@ def train(request: TrainRequest, lines: EventLines) -> str:
     # Other ranks wait here for rank 0, whose parent has written what they read
     with world_of_environment() as world, stop_signals() as signals, lines.work(world.main):
         trial = record.read_trial(folder)
-        if trial is not None and trial.status == "ok":
+        if trial is not None and trial.status == Status.OK:
             return ""
 
         # ---- journal and curves, on rank 0
@@ -94,7 +95,7 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
     Raises `TunediffError`, and any error of a shipped workload as it is.
     """
     end, error = result.end, result.error
-    if end is not None and end.status == "nan":  # on all ranks alike
+    if end is not None and end.status == Status.NAN:  # on all ranks alike
         if world.main:
             journal.end(end)
         raise record.NotFiniteError(end.reason)
@@ -102,7 +103,7 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
     if isinstance(error, ConfigError | WorkloadError):
         raise error
     failure: TunediffError
-    if end is not None and end.status == "oom":
+    if end is not None and end.status == Status.OOM:
         journal.end(end)
         failure = TunediffError(f"out of memory: {' '.join(end.reason.split())}")
     elif cfg.of(config).file is not None:

@@ -20,6 +20,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Activity, Listeners
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
 from tunediff.models import WEIGHTS
@@ -56,7 +57,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
 def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Return the lock of a training's folder; none for an ended one, perhaps read-only."""
     trial = record.read_trial(folder)
-    if trial is not None and trial.status == "ok":
+    if trial is not None and trial.status == Status.OK:
         return contextlib.nullcontext()
     return lock.alone(folder, "--out", f"--out: {folder} is trained by another process")
 
@@ -80,7 +81,7 @@ def _train(request: TrainRequest, lines: EventLines) -> str:
     """Train in a process of its own, one for each rank. `request`: of rank 0, under its lock."""
     folder, is_main = request.folder, _rank() == 0
     trial = record.read_trial(folder)
-    finished = trial is not None and trial.status == "ok"
+    finished = trial is not None and trial.status == Status.OK
     if finished and _ranks() == 1:
         log.info("%s has ended: nothing is trained", folder.name)
         return ""

@@ -15,6 +15,7 @@ from tunediff.core import listeners, machine, machine_options, text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
+from tunediff.core.outcomes import Status
 from tunediff.core.refusals import allow, check_name, writing
 from tunediff.integrations.services import SERVICES
 from tunediff.search_space import duration_s
@@ -169,7 +170,7 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
 def starts_over(trial: record.TrialRecord, folder: Path) -> bool:
     """Return whether a training was killed or out of memory before anything was kept."""
     empty = not trial.points and not (folder / record.CHECKPOINT).exists()
-    return empty and (not trial.finished or trial.status == "oom")
+    return empty and (not trial.finished or trial.status == Status.OOM)
 
 
 def check_folder(request: TrainRequest) -> None:

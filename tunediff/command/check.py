@@ -14,6 +14,7 @@ from tunediff.command.run import Clocked, CommandRun, Note, execute
 from tunediff.config.knobs import ConfigError
 from tunediff.core import text
 from tunediff.core.clock import OUTCOME_FINAL, PROCESS
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
 
@@ -107,7 +108,7 @@ class _Attempts:
                 end = event
             else:
                 point = event
-        if point is None or end is None or end.status in ("error", "oom", "timeout"):
+        if point is None or end is None or end.status in (Status.ERROR, Status.OOM, Status.TIMEOUT):
             reason = end.reason if end is not None else "it printed nothing"
             reason = reason.replace(f" ({folder / LOG})", "")  # the folder goes with the check
             words = " ".join(f"{name}={value}" for name, value in run.values.items())

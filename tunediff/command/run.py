@@ -24,6 +24,7 @@ from tunediff.command.metrics import (
 )
 from tunediff.command.process import LOG, POLL_S, CommandProcess
 from tunediff.core import environment, machine
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.target import EVALUATIONS, TIME_TO_TARGET, Approach, Evaluation
 from tunediff.core.trial_record import RESERVED, End
@@ -330,7 +331,7 @@ def execute(
     try:
         process = CommandProcess(argv, run.folder, Path(definition.folder), run.environment(port))
     except OSError as error:
-        yield End("error", f"{error.strerror or error}: {error.filename or argv[0]}")
+        yield End(Status.ERROR, f"{error.strerror or error}: {error.filename or argv[0]}")
         return
     reader.clock.begun = process.begun
     ending: str | None = None
@@ -386,30 +387,30 @@ def _end(
 ) -> End:
     """Return how a run ended: that it printed no value is a failure, never a value."""
     definition, log = reader.run.definition, reader.run.folder / LOG
-    status, reason = "ok", ""
+    status, reason = Status.OK, ""
     if ending == "pruned":
-        status, reason = "pruned", "stopped early"
+        status, reason = Status.PRUNED, "stopped early"
     elif reader.fault:
-        status, reason = "error", reader.fault
+        status, reason = Status.ERROR, reader.fault
     elif ending == "timeout":
-        status = "timeout"
+        status = Status.TIMEOUT
         reason = f"it had not ended after {reader.run.timeout_s:.0f} s; allowed: a longer --timeout"
         reason += _last_lines(process)
     elif ending is None and code != 0:
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         reason = f"{how}: {process.failure or ' / '.join(process.latest) or f'see {log}'}"
-        status = "oom" if reader.out_of_memory else "error"
+        status = Status.OOM if reader.out_of_memory else Status.ERROR
     elif reader.values == 0:
         named = f"{MetricPattern.named_in(log, definition.objective)}; allowed: another objective"
         where = definition.metrics or f"what it printed ({log}){named}, or --pattern"
         if ending == "budget":
             where += f", or more than the {reader.run.limit_s:g} s after which it was ended"
         reason = f"no value of {definition.objective} in {where}{_last_lines(process)}"
-        status = "error"
+        status = Status.ERROR
     elif (target := definition.condition) and not reader.is_enough:
-        status, reason = "error", target.missed
+        status, reason = Status.ERROR, target.missed
     elif not math.isfinite(reader.value):
-        status, reason = "nan", f"{definition.objective} is {reader.value}"
+        status, reason = Status.NAN, f"{definition.objective} is {reader.value}"
     trained_s = reader.clock.elapsed_s(now)
     seconds = {"setup": max(0.0, now - process.begun - trained_s), "train": trained_s}
     return End(status, reason, seconds, reader.values)

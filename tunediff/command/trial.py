@@ -15,6 +15,7 @@ from tunediff.command.workload import CommandSystems, CommandWorkload
 from tunediff.config import Values
 from tunediff.core import machine, trial_record
 from tunediff.core.journal import Journal
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile
 from tunediff.core.trial_record import End
@@ -94,8 +95,12 @@ def events(
         journal.write(EVENTS[type(event)], **dataclasses.asdict(event))
 
     for event in execute(run, stopped, note):
-        if isinstance(event, End) and event.status == "ok" and (why := _other_unit(run.folder)):
-            yield dataclasses.replace(event, status="error", reason=why)
+        if (
+            isinstance(event, End)
+            and event.status == Status.OK
+            and (why := _other_unit(run.folder))
+        ):
+            yield dataclasses.replace(event, status=Status.ERROR, reason=why)
         else:
             yield event
     (run.folder / DOING).unlink(missing_ok=True)
@@ -107,7 +112,7 @@ def _timeout_s(run: CommandRun) -> float | None:
     if run.definition.timeout_s is not None:
         return run.definition.timeout_s
     others = trial_record.read_trials(run.folder.parents[1])
-    ends = (other.end for other in others if other.end is not None and other.status == "ok")
+    ends = (other.end for other in others if other.end is not None and other.status == Status.OK)
     longest_s = max((sum(end.seconds.values()) for end in ends), default=0.0)
     if run.limit_s is not None:
         return TIMEOUT * max(longest_s, run.limit_s, 10 * LEAST_S)

@@ -12,7 +12,7 @@ from typing import Any
 from tunediff.core import files
 
 STORAGE = files.STORAGE
-SCHEMA = 3
+SCHEMA = 4
 """Version of what `--json` prints: raised when a key is renamed, removed, or changes type."""
 
 

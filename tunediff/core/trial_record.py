@@ -34,16 +34,10 @@ from tunediff.config import ConfigError, Values, recorded
 from tunediff.core.clock import UNITS, UnitName
 from tunediff.core.errors import TunediffError
 from tunediff.core.files import naming_file
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
 
-STATUSES = ("ok", "pruned", "oom", "nan", "timeout", "error", "skipped")
-"""How a trial ends. `pruned`: stopped early by the scheduler; `oom`: out of device or host memory;
-`nan`: loss or weights not finite; `timeout`: past its deadline; `error`: anything else, with a
-reason; `skipped`: never run, because another trial has shown that it would fail."""
-
-COUNTED = (*STATUSES, "unfinished")
-"""What results count trials by."""
 NEVER_READ = "train(trial) never reads it"
 """Why a knob of a user's workload has no effect."""
 Role = Literal["draw", "repeat", "confirm", "side"]
@@ -74,8 +68,7 @@ class NotFiniteError(TunediffError, ValueError):
 class End:
     """How a trial ended, and the time and memory that it took."""
 
-    status: str
-    """One of `STATUSES`."""
+    status: Status
     reason: str = ""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the worker's clock, by part."""
@@ -88,7 +81,8 @@ class End:
     @classmethod
     def of(cls, line: Line) -> End:
         """Return the end that a journal's line describes."""
-        return cls(**{name: line[name] for name in cls.__dataclass_fields__ if name in line})
+        known = {name: line[name] for name in cls.__dataclass_fields__ if name in line}
+        return cls(**{**known, "status": Status(line["status"])})
 
     @property
     def line(self) -> Line:
@@ -142,8 +136,8 @@ class TrialRecord:
         return {name: value for name, value in self.drawn.items() if name != "seed"}
 
     @property
-    def status(self) -> str | None:
-        """Return one of `STATUSES`; None: not finished."""
+    def status(self) -> Status | None:
+        """Return how it ended; None: not finished."""
         return self.end.status if self.end is not None else None
 
     @property
@@ -199,7 +193,7 @@ class TrialRecord:
 
     def value(self, metric: str) -> float | None:
         """Return the metric at the end of the budget; None unless the trial ended ok with one."""
-        if self.status != "ok" or not self.points:
+        if self.status != Status.OK or not self.points:
             return None
         value = self.points[-1].get(metric)
         return None if value is None else float(value)
@@ -252,7 +246,7 @@ def read_trial(folder: Path) -> TrialRecord | None:
         return None
     try:
         record = _read_trial(folder, status.st_mtime_ns, status.st_size)
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError) as error:
         why = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{folder / JOURNAL}: is damaged: {why}") from None
     return record and dataclasses.replace(record, points=list(record.points))

@@ -15,13 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 
 PROJECT = "tunediff"
 """Default name of the project or experiment at a service."""
 _FIRST = {"loss", "train_s", "device_s", "samples", "samples_per_s", "steps", "peak_memory_mib"}
 """Numbers that services show first, with the evaluation's; others: group `system`."""
-_SUCCESSES = ("ok", "pruned", "skipped")
+_SUCCESSES = (Status.OK, Status.PRUNED, Status.SKIPPED)
 
 
 @dataclasses.dataclass(frozen=True)

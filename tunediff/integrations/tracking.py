@@ -19,6 +19,7 @@ from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.listeners import Activity, Listener
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import TrialRecord, read_trial
 from tunediff.integrations.background import Background
 from tunediff.integrations.services import SERVICES, Run, TrackedRun, numbers
@@ -123,7 +124,7 @@ class Tracker(Background):
             key: value for key, value in result.items() if isinstance(value, str | int | float)
         }
         run = self._opened(name, "search", self._activity.settings)
-        run.end({"status": "ok"} | plain, [page] if page.exists() else [])
+        run.end({"status": Status.OK} | plain, [page] if page.exists() else [])
         del self._open[name]
 
     def _opened(self, name: str, kind: str, config: Mapping[str, Any]) -> TrackedRun:

@@ -19,10 +19,10 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis import online_fdr, pairs
-from tunediff.analysis.statistics import BETTER
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.git import git
+from tunediff.core.outcomes import Verdict
 
 FILE = Path(".tunediff") / "ledger.jsonl"
 RECHECK = 5
@@ -41,12 +41,11 @@ class Entry:
     """The commit of the repository when it began."""
     confirms: bool = False
     """Whether it compares the head with the last confirmed version."""
-    verdict: str | None = None
-    """None: not over."""
+    verdict: Verdict = Verdict.OPEN
 
     @property
     def kept(self) -> bool:
-        return self.verdict == BETTER
+        return self.verdict == Verdict.BETTER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +74,9 @@ class Ledger:
                 elif event == "begin":
                     raise ValueError(f"{key} is there twice")
                 else:
-                    entries[key] = dataclasses.replace(entries[key], verdict=content["verdict"])
+                    entries[key] = dataclasses.replace(
+                        entries[key], verdict=Verdict(content["verdict"])
+                    )
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{file}: is damaged: {error}: {line[:60]}") from None
         return cls(file, [*entries.values()], head if len(head) == 40 else None)
@@ -149,12 +150,14 @@ def end(folder: Path) -> None:
     """Write the verdict of a comparison that is over into its ledger, once, if it has one."""
     found = pairs.read(folder)
     key, top = found.ledger.get("id"), Path(found.ledger.get("file", "/")).parent.parent
-    if key is None or found.verdict is None or not top.is_dir():  # it may be of another machine
+    if (
+        key is None or found.verdict == Verdict.OPEN or not top.is_dir()
+    ):  # it may be of another machine
         return
     with _locked(top) as ledger:
         if all(entry.id != key for entry in ledger.entries):
             return  # its line is gone, as after a checkout of another branch; the verdict stays
-        if any(entry.id == key and entry.verdict is None for entry in ledger.entries):
+        if any(entry.id == key and entry.verdict == Verdict.OPEN for entry in ledger.entries):
             ledger.append("end", id=key, verdict=found.verdict)
         state = Ledger.read(top).state(key, found.ledger["budget"])
     write_text(folder / pairs.LEDGER, json.dumps(state) + "\n")

@@ -26,6 +26,7 @@ from tunediff.core import text, trial_record
 from tunediff.core.errors import TunediffError
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.tuning.rounds import Proposed, Rounds
 
@@ -105,7 +106,7 @@ def judged(comparison: Pairs, run: Path, record: TrialRecord | None) -> TrialRec
     A run of which it has no value has failed.
     """
     digest, test = comparison.judges[0], comparison.test
-    if digest is None or record is None or record.status != "ok" or not record.points:
+    if digest is None or record is None or record.status != Status.OK or not record.points:
         return record
     if record.value(test.metric) is not None:  # a resumed comparison has judged it
         return record
@@ -114,7 +115,7 @@ def judged(comparison: Pairs, run: Path, record: TrialRecord | None) -> TrialRec
         value = value_by(comparison.folder / JUDGE, digest, run, test.objective)
         journal.write("final", steps=record.points[-1].steps, **{test.objective: value})
     except JudgeError as error:
-        journal.end(End("error", str(error)))
+        journal.end(End(Status.ERROR, str(error)))
     return trial_record.read_trial(run)
 
 
@@ -129,7 +130,7 @@ def show_holdout(folder: Path) -> None:
         return
     values: dict[str, list[float]] = {side: [] for side in pairs.SIDES}
     try:
-        for run in (run for run in comparison.test.begun if run.status == "ok"):
+        for run in (run for run in comparison.test.begun if run.status == Status.OK):
             place, metric = folder / "trials" / run.name, comparison.test.objective
             value = value_by(folder / HOLDOUT, digest, place, metric)
             values[run.drawn["side"]].append(value)

@@ -24,6 +24,7 @@ from tunediff.config import recorded
 from tunediff.config.code import FOLDER
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
+from tunediff.core.outcomes import Status
 from tunediff.core.refusals import check_name, check_new, timed_name, writing
 from tunediff.core.trial_record import TrialRecord
 from tunediff.judge import frozen_code, locked_judge, proof
@@ -148,7 +149,7 @@ def _equal(one: Any, other: Any) -> bool:
 def _other_comment(file: Path, test: PairTest, computed: Mapping[str, Any]) -> Iterator[str]:
     """Yield what the text for a pull request says otherwise: verdict, difference, pairs."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    verdict = f"**tunediff: {computed['verdict'] or 'not decided yet'}.**"
+    verdict = f"**tunediff: {computed['verdict']}.**"
     if not text.startswith(verdict):
         yield f"{file.name}: does not begin with {verdict}"
     effect = [computed[name] for name in EFFECTS if computed[name] is not None]
@@ -226,7 +227,7 @@ def _other_log(
     log = place / (locked_judge.LOG if is_judged else LOG)
     is_mean = str(command.get("reduce", "last")).startswith("mean")
     is_read = is_judged or (command and command.get("metrics") is None and not is_mean)
-    if run.status != "ok" or not is_read or not log.is_file():
+    if run.status != Status.OK or not is_read or not log.is_file():
         return
     text, value = log.read_text(errors="replace"), run.value(test.metric)
     pattern = MetricPattern(

@@ -12,6 +12,7 @@ from ray.tune.search import Searcher as RaySearcher
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End
 from tunediff.ray_backend.client import RaySlot
 from tunediff.tuning.backend import Backend
@@ -92,7 +93,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         ):
             # no fault of the trial: it stays without an end, and a resumed search takes it up
             raise OSError(why)
-        end = End("error", "its driver died", process_died=True)
+        end = End(Status.ERROR, "its driver died", process_died=True)
         if not error:
             end = ended_early(self.proposer.space, trial_record)
         Journal(spec.folder).end_trial(end)

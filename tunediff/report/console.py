@@ -16,6 +16,7 @@ from tunediff.analysis.outcome import failed
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listener
+from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import plan, plan_words
@@ -127,7 +128,7 @@ class Console(Listener):
             return
         if event != "start":
             for ended in self._read():
-                if ended.status == "skipped":  # no event announces skipped trials
+                if ended.status == Status.SKIPPED:  # no event announces skipped trials
                     line = f"skipped  {ended.reason}  {self.changes(ended.drawn)}"
                     self._say_of(ended.name, line)
         trial = self.following.records.get(name)
@@ -210,7 +211,7 @@ class Console(Listener):
     def versus_at(self, trial: TrialRecord, index: int, value: float) -> float | None:
         """Compare a value with the baseline's at the same evaluation; None if there is none."""
         base = self.results.baseline_of(trial)
-        if base is None or failed(base) or base.status == "pruned":
+        if base is None or failed(base) or base.status == Status.PRUNED:
             return None
         values = (p.get(self.results.metric) for p in base.points if p["index"] == index)
         return self.results.versus(value, next(values, None))

@@ -7,10 +7,20 @@ from tunediff.analysis.comparison import Comparison, Group
 from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import NOT_SIGNIFICANT, Evidence
 from tunediff.analysis.outcome import Outcome, failed
-from tunediff.analysis.statistics import BETTER
+from tunediff.core.outcomes import Status, Verdict
 from tunediff.core.text import knobs, number, pluralize
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report.words import OPEN, duration, interval, noted, rounded, secs, size, with_sd
+from tunediff.report.words import (
+    OPEN,
+    duration,
+    interval,
+    noted,
+    rounded,
+    secs,
+    size,
+    verdict,
+    with_sd,
+)
 
 Part = tuple[str, str]
 """A part of the sentence: its text, and its role, `baseline` or `winner`; '': plain text."""
@@ -51,7 +61,7 @@ def parts(evidence: Evidence, over: bool) -> list[Part]:
 
 def unfinished(results: Results) -> str:
     """Return how trials without a result ended: `4 trials were stopped early, 1 failed.`"""
-    early = sum(trial.status == "pruned" for trial in results.trials)
+    early = sum(trial.status == Status.PRUNED for trial in results.trials)
     bad = sum(map(failed, results.trials))
     stopped = f"{pluralize(early, 'trial was', 'trials were')} stopped early" if early else ""
     failures = f"{bad:,} failed" if early else f"{pluralize(bad, 'trial')} failed"
@@ -124,8 +134,8 @@ def _best_of_seeds(evidence: Evidence, compared: Comparison, best: TrialRecord) 
         none = "No configuration is shown to be better than the "
         return [(none, ""), (group.name, "baseline"), (f": {reached}", "")]
     parts = [(group.name, "winner"), (f" is best: {reached}", "")]
-    if difference.verdict != BETTER:
-        return [*parts, (f" ({difference.verdict})", "")]
+    if difference.verdict != Verdict.BETTER:
+        return [*parts, (f" ({verdict(difference)})", "")]
     effect = interval(difference, compared.ratios)
     if effect != OPEN:
         ratio, gap = f"{effect} times the baseline's", f"a difference of {effect} from the baseline"

@@ -21,6 +21,7 @@ from tunediff.analysis.following import Throttle
 from tunediff.analysis.outcome import failed
 from tunediff.config.code import described
 from tunediff.core import text
+from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.console import Console
@@ -151,8 +152,8 @@ class LiveTable(Console):
         results = self.results
         values = [value for _, value in curve(trial, results.metric)]
         rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
-        status, compared, value = trial.status, "", ""
-        if status is None:
+        status, compared, value = str(trial.status or ""), "", ""
+        if not status:
             points = trial.config.get("evaluation.points", "?")
             status = f"{len(trial.points)}/{points} points"
         if values:
@@ -175,4 +176,4 @@ class LiveTable(Console):
 def _style(trial: TrialRecord, rank: int | None) -> str:
     if not trial.finished:
         return "cyan" if trial.status is None else ""
-    return "bold green" if rank == 1 else ("" if trial.status == "ok" else "dim")
+    return "bold green" if rank == 1 else ("" if trial.status == Status.OK else "dim")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tunediff.core.outcomes import State, Verdict
 from tunediff.report.search_result import Configuration, Mode, Result
 
 
@@ -36,21 +37,10 @@ class ComparisonResult(Result):
     b: str
     changed: Configuration
     """knobs of B that differ from A"""
-    verdict: (
-        Literal[
-            "better",
-            "worse",
-            "equivalent",
-            "no significant difference",
-            "quality not shown",
-            "one_run_repeated",
-            "failed",
-        ]
-        | None
-    )
-    """what B is compared with A; equivalent: the interval lies inside --within; quality not shown:
+    verdict: Verdict
+    """what B is compared with A; equivalent: the interval lies inside --within; quality_not_shown:
     B takes less time, and its values are not shown to be good enough; one_run_repeated: by --same-seed
-    all runs of a side are equal, so the noise of a training is not known; null: not over yet"""
+    all runs of a side are equal, so the noise of a training is not known; open: not over yet"""
     failure: str | None
     """which run failed, and why"""
     metric: str
@@ -81,7 +71,7 @@ class ComparisonResult(Result):
     rough: bool
     """whether resolution comes from too few pairs (below nine) to be known to more than a factor of
     two"""
-    stopped: Literal["decided", "equal", "hopeless", "spent", "open"]
+    stopped: State
     """why no further pair ran: decided, equal (--within), hopeless (more pairs would hardly
     tell), spent, or open after a failure"""
     level: float

@@ -8,25 +8,18 @@ import numpy as np
 
 from tunediff.analysis import divergence
 from tunediff.analysis.outcome import failure_note
-from tunediff.analysis.pair_test import (
-    BEFORE_THE_PAIRS,
-    EQUIVALENT,
-    NO_DIFFERENCE,
-    NOT_SHOWN,
-    ONE_EACH,
-    ONE_RUN,
-    without_effect,
-)
+from tunediff.analysis.pair_test import BEFORE_THE_PAIRS, ONE_EACH, without_effect
 from tunediff.analysis.pairs import SIDES, Pairs, of_commands
 from tunediff.analysis.sequential import RULES
-from tunediff.analysis.statistics import BETTER, WORSE, mean
+from tunediff.analysis.statistics import mean
 from tunediff.core import text
 from tunediff.core.clock import own_s
+from tunediff.core.outcomes import Verdict
 from tunediff.core.target import APART, EVALUATIONS
 from tunediff.core.text import pluralize
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.verdicts import disturbed_of, why_stopped
-from tunediff.report.words import OPEN, interval, size
+from tunediff.report.words import OPEN, VERDICTS, interval, size
 
 
 def sentences(pairs: Pairs) -> list[str]:
@@ -34,12 +27,12 @@ def sentences(pairs: Pairs) -> list[str]:
     look = pairs.look
     if (failed := pairs.failure) is not None:
         return [failure(pairs, failed)]
-    if pairs.verdict == ONE_RUN:
+    if pairs.verdict == Verdict.ONE_RUN:
         return [_one_run(pairs)]
     if (resolution := look.differences[0].resolution) is None:
         return [f"{pluralize(look.rounds, 'pair')} so far: too few for a test."]
     difference, count = _difference(pairs), f"{pluralize(look.rounds, 'pair')} of runs"
-    if pairs.verdict is None:
+    if pairs.verdict == Verdict.OPEN:
         return [f"Not decided yet after {count}: {difference}."]
     lines = _verdict(pairs, count, difference, resolution)
     ahead = f"B was ahead in {pairs.pairs_won} of {look.rounds} pairs."
@@ -71,14 +64,14 @@ def _verdict(pairs: Pairs, count: str, difference: str, resolution: float) -> li
     reason = diverged(pairs)
     by = "" if reason else f" by more than the noise of {count}: {difference}"
     lines = [f"B ({b}) is {pairs.verdict} than A ({a}){by}."]
-    if pairs.verdict == EQUIVALENT and pairs.within is not None:
+    if pairs.verdict == Verdict.EQUIVALENT and pairs.within is not None:
         lines = [
             f"B ({b}) is equivalent to A ({a}) within {size(pairs.within, look.ratios)} by {count}:"
             f" {difference}."
         ]
-    if pairs.verdict == NOT_SHOWN:
+    if pairs.verdict == Verdict.NOT_SHOWN:
         lines = [f"B ({b}) is faster than A ({a}){by}, and not shown to be good enough."]
-    if pairs.verdict == NO_DIFFERENCE:
+    if pairs.verdict == Verdict.NO_DIFFERENCE:
         why = why_stopped(look, "pairs")
         lines = [
             f"B ({b}) shows no significant difference from A ({a}) by {count}: {difference}.",
@@ -124,7 +117,7 @@ def _equal_sides(pairs: Pairs) -> str:
     if not pairs.test.equal:
         return ""
     what = "Both sides are the same code and configuration, on different seeds"
-    if pairs.verdict not in (BETTER, WORSE):
+    if pairs.verdict not in (Verdict.BETTER, Verdict.WORSE):
         return f"{what}: that nothing is found is right."
     share = f"{100 * pairs.rules.level:g} %"
     fixed = ", ".join(name for name, what in BEFORE_THE_PAIRS.items() if what == ONE_EACH)
@@ -230,7 +223,8 @@ def so_far(pairs: Pairs) -> str:
     """Return the line that is printed after every pair."""
     tested = pairs.look.differences[0].resolution
     undecided = "not decided yet" if tested else "too few for a test"
-    verdict = (pairs.verdict or undecided).replace("_", " ")
+    is_open = pairs.verdict == Verdict.OPEN
+    verdict = undecided if is_open else VERDICTS[pairs.verdict]
     what = diverged(pairs).removesuffix(".") or _difference(pairs)
     return f"after {pluralize(pairs.look.rounds, 'pair')}: {what}: {verdict}"
 

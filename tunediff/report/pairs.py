@@ -16,6 +16,7 @@ from tunediff.analysis.pairs import Pairs
 from tunediff.core import environment
 from tunediff.core.colors import BASELINE, SERIES, WINNER
 from tunediff.core.files import write_csv
+from tunediff.core.outcomes import Verdict
 from tunediff.report import page, pair_words, style
 from tunediff.report.figures import Figures
 from tunediff.report.html import PAGE, Html, breakable, el, folded, join, lead, note, table
@@ -88,7 +89,7 @@ def comment(pairs: Pairs) -> str:
     """Return verdict, sentences and table of pairs in Markdown, for a pull request."""
     first, *more = pair_words.sentences(pairs)
     rows = markdown_table(_rows(pairs, frame(pairs)))
-    head = f"**tunediff: {pairs.verdict or 'not decided yet'}.** {first}"
+    head = f"**tunediff: {pairs.verdict}.** {first}"
     details = f"<details><summary>Every pair</summary>\n\n{rows}\n\n</details>"
     return "\n\n".join([head, *more, details, _about(pairs)])
 
@@ -139,7 +140,7 @@ def _pairs(pairs: Pairs) -> Html:
 def figure(pairs: Pairs) -> Figure:
     """Draw the curve of every run, A and B in their colours."""
     drawn, (axes,) = style.sheet(1, 3.2)
-    colors = (BASELINE, WINNER if pairs.verdict == "better" else SERIES[0])
+    colors = (BASELINE, WINNER if pairs.verdict == Verdict.BETTER else SERIES[0])
     positive = True
     for pair in pairs.runs:
         for run, color in zip(pair, colors, strict=True):

@@ -17,8 +17,8 @@ from tunediff.analysis.noise import Noise
 from tunediff.analysis.pareto import pareto
 from tunediff.analysis.statistics import Estimate, mean, sd
 from tunediff.core import text
-from tunediff.core import trial_record as record
 from tunediff.core.journal import to_json
+from tunediff.core.outcomes import Status
 from tunediff.report import verdicts
 from tunediff.report.headline import headline, of_confirmation
 from tunediff.report.search_result import (
@@ -45,12 +45,12 @@ def search(
     costs_and_files: values of these keys. studied: the table of its study.
     """
     results, best, compared = evidence.results, evidence.best, evidence.compared
-    statuses = collections.Counter(trial.status or "unfinished" for trial in results.trials)
+    statuses = collections.Counter(trial.status or Status.UNFINISHED for trial in results.trials)
     confirmation = evidence.confirmation
     return SearchResult(
         **_about(results),
         trials=len(results.trials),
-        statuses={status: statuses[status] for status in record.COUNTED},
+        statuses={status: statuses[status] for status in Status},
         headline=headline(evidence),
         **_best_and_baseline(evidence),
         **_speedup(evidence),

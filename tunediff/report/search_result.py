@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from tunediff.core.outcomes import Status, Verdict
+
 Configuration = dict[str, Any]
 Mode = Literal["min", "max"]
 
@@ -66,9 +68,7 @@ class ConfigurationResult(Result):
     p: float | None
     """of the difference; `p_holm`: corrected over all rows by Holm's method"""
     p_holm: float | None
-    verdict: str | None
-    """better, worse, no difference larger than the noise, too few runs, fails on some seeds,
-    baseline"""
+    verdict: Verdict
     speedup: float | None
     """as in the result"""
     speedup_low: float | None
@@ -119,8 +119,8 @@ class SearchResult(Result):
     """runs of each configuration"""
     trials: int
     """all that have begun, and those that were skipped"""
-    statuses: dict[str, int]
-    """how many trials ended as ok, pruned, oom, nan, timeout, error, skipped, or are unfinished"""
+    statuses: dict[Status, int]
+    """how many trials ended so"""
     headline: str
     """what the search has shown, in a sentence: the first of its report"""
 
@@ -128,9 +128,8 @@ class SearchResult(Result):
     """name of the best trial"""
     best_configuration: Configuration | None
     """knobs in which it differs from the baseline, by dotted name; {}: the baseline"""
-    best_verdict: str | None
-    """with several seeds: better, worse, no difference larger than the noise, too few runs, fails
-    on some seeds, baseline"""
+    best_verdict: Verdict | None
+    """null: without several seeds"""
     best_value: float | None
     """mean over its runs in the search"""
     best_values: list[float]

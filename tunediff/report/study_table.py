@@ -17,6 +17,7 @@ from tunediff.analysis.speed import measured_runs
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
+from tunediff.core.outcomes import Status
 from tunediff.core.text import knob_value, number
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.words import has_value, markdown_table, plain_table
@@ -153,7 +154,7 @@ def _row(results: Results, runs: list[TrialRecord]) -> dict[str, Any]:
         **_named(text.knobs(changed), "", changed, runs),
         "config": config,
         "trial": runs[0].name,
-        "runs": sum(trial.status == "ok" for trial in runs),
+        "runs": sum(trial.status == Status.OK for trial in runs),
         "status": ", ".join(dict.fromkeys(trial.status or "running" for trial in runs)),
         "reason": next((trial.reason for trial in runs if trial.reason), ""),
         "disturbed": any(map(disturbed, runs)),

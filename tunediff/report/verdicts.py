@@ -10,7 +10,7 @@ from tunediff.analysis.confirmation import Confirmation
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import Noise
 from tunediff.analysis.sequential import Look
-from tunediff.analysis.statistics import BETTER, FAILS, SAME, TOO_FEW, WORSE
+from tunediff.core.outcomes import State, Verdict
 from tunediff.core.text import number, pluralize
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.headline import of_confirmation
@@ -39,7 +39,7 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
         compared.groups, compared.table().astype(object).to_dict("records"), strict=True
     ):
         cells = {
-            **_cells(compared, group, compact),
+            **_cells(compared, group),
             "p (Holm)": "" if compact else rounded(row["p_holm"]),
             f"{compared.results.unit}/s": "" if compact else rounded(row["samples_per_s"]),
             "cost": times(row["cost"]),
@@ -51,18 +51,18 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
     return [names, *([cells[name] for name in names] for cells in rows)]
 
 
-def confirmation_table(confirmation: Confirmation, compact: bool = True) -> list[list[str]]:
-    """Return headings and rows of the confirming runs; `compact`: short verdicts for a terminal."""
+def confirmation_table(confirmation: Confirmation) -> list[list[str]]:
+    """Return headings and rows of the confirming runs."""
     compared = confirmation.compared
-    rows = [_cells(compared, group, compact) for group in compared.groups]
+    rows = [_cells(compared, group) for group in compared.groups]
     return [list(rows[0]) if rows else [], *(list(cells.values()) for cells in rows)]
 
 
-def _cells(compared: Comparison, group: Group, compact: bool) -> dict[str, str]:
+def _cells(compared: Comparison, group: Group) -> dict[str, str]:
     label = compared.results.quantity(compared.label).label
     return {
         "configuration": group.name,
-        "verdict": verdict(group.difference) if compact else group.difference.verdict,
+        "verdict": verdict(group.difference),
         "runs": f"{len(group.done)} of {len(group.runs)}",
         f"{label}, mean ± sd": noted(with_sd(group.outcome.values) or "none", group.outcome),
         f"{compared.effect} (95 % interval)": interval(group.difference, compared.ratios),
@@ -79,15 +79,15 @@ def conclusions(compared: Comparison) -> list[str]:
         seeds, tests = f"{compared.seeds} seeds", pluralize(tested, "comparison")
         basis = f"({seeds}, {tests}, family-wise error rate at most 5 %)"
         which = "No difference from the baseline is"
-        if BETTER in verdicts or WORSE in verdicts:
+        if Verdict.BETTER in verdicts or Verdict.WORSE in verdicts:
             which = "Some differences from the baseline are"
         lines.append(f"{which} significant {basis}.")
     for kind, words in (
-        (BETTER, "Better than the baseline"),
-        (WORSE, "Worse than the baseline"),
-        (SAME, "No significant difference from the baseline"),
-        (FAILS, "Not tested, since they fail on some seeds"),
-        (TOO_FEW, "Too few runs for a test"),
+        (Verdict.BETTER, "Better than the baseline"),
+        (Verdict.WORSE, "Worse than the baseline"),
+        (Verdict.NO_DIFFERENCE, "No significant difference from the baseline"),
+        (Verdict.FAILS, "Not tested, since they fail on some seeds"),
+        (Verdict.TOO_FEW, "Too few runs for a test"),
     ):
         if kind in verdicts:
             names = (group.name for group in compared.rivals if group.difference.verdict == kind)
@@ -111,11 +111,11 @@ def why_stopped(look: Look, rounds: str, **others: str) -> str:
     rounds: what they are called. others: the words for further states of `look`.
     """
     reasons = {
-        "hopeless": (
+        State.HOPELESS: (
             f"up to {look.max_rounds} {rounds} would most likely show no significant difference"
             " either"
         ),
-        "spent": f"all {look.max_rounds} {rounds} have been run",
+        State.SPENT: f"all {look.max_rounds} {rounds} have been run",
         **others,
     }
     return f"; {reasons[look.state]}" if look.state in reasons else ""

@@ -11,8 +11,9 @@ from typing import Any
 
 from tunediff.analysis.comparison import ITSELF
 from tunediff.analysis.outcome import Outcome, failure_note
-from tunediff.analysis.statistics import SAME, Difference, Estimate, is_wide, mean, sd
+from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
 from tunediff.core import text
+from tunediff.core.outcomes import Verdict
 from tunediff.core.text import number
 
 SPACE = "\N{NO-BREAK SPACE}"
@@ -152,9 +153,17 @@ def interval(difference: Difference, ratios: bool) -> str:
     return shown[0] if len(shown) == 1 else f"{shown[0]} ({shown[1]} … {shown[2]})"
 
 
+VERDICTS = {
+    **{verdict: verdict.replace("_", " ") for verdict in Verdict},
+    Verdict.NO_DIFFERENCE: "no significant difference",
+    Verdict.FAILS: "fails on some seeds",
+}
+"""The words for people of each verdict."""
+
+
 def verdict(difference: Difference) -> str:
-    """Return a verdict that is short enough for a terminal."""
-    return "no significant difference" if difference.verdict == SAME else difference.verdict
+    """Return the words of a verdict."""
+    return VERDICTS[difference.verdict]
 
 
 # ---- names and tables that fit

@@ -24,6 +24,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Systems, eager
 from tunediff.core import machine, template_ask, text
 from tunediff.core.clock import Budget
+from tunediff.core.outcomes import Status
 from tunediff.core.template import TemplateError
 from tunediff.distributed import World, world_of_environment
 from tunediff.training import hardware, memory, prepared, rerun, state, weights
@@ -354,7 +355,11 @@ def _failure(error: BaseException, config: Systems | None) -> str:
     if config is None:
         return f"{end.reason}\n{code.trace(error)}"
     message = f"{Path(config.schema.workload).name}: {end.reason}"
-    if end.status == "nan":
+    if end.status == Status.NAN:
         return message
-    hint = f" (with loader.batch_size = {config.loader.batch_size})" if end.status == "oom" else ""
+    hint = (
+        f" (with loader.batch_size = {config.loader.batch_size})"
+        if end.status == Status.OOM
+        else ""
+    )
     return f"{message}{hint}\n{code.trace(error)}"

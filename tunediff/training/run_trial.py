@@ -1,4 +1,4 @@
-"""Run one training and map how it ended, exceptions included, to `record.STATUSES`.
+"""Run one training and map how it ended, exceptions included, to a `Status`.
 
 The workers of a search, `tunediff.train`, `tunediff.profile` and the check of a workload all use
 it, so that they agree on what an exception means. What each of them then does (write a journal,
@@ -16,6 +16,7 @@ from pathlib import Path
 from tunediff.config import code
 from tunediff.core import environment
 from tunediff.core.errors import CaptureFailedError
+from tunediff.core.outcomes import Status
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import CHECKPOINT, End, NotFiniteError
 from tunediff.distributed import World
@@ -78,9 +79,9 @@ def run_trial(
             return TrialResult(None, error=full)
         # Here what the training held is still there to measure.
         return TrialResult(end_of(error, world), error=error)
-    status, reason = "ok" if outcome.finished else "pruned", outcome.reason
+    status, reason = Status.OK if outcome.finished else Status.PRUNED, outcome.reason
     if target is not None and outcome.finished and TIME_TO_TARGET not in outcome.points[-1]:
-        status, reason = "error", target.missed
+        status, reason = Status.ERROR, target.missed
     return TrialResult(End(status, reason, outcome.seconds, outcome.steps, outcome.peak), outcome)
 
 
@@ -114,9 +115,9 @@ def end_of(error: BaseException, world: World | None = None) -> End:
     """
     peak = memory.peak_mib(world.device) if world is not None else {}
     if isinstance(error, NotFiniteError):
-        return End("nan", str(error), peak=peak)
+        return End(Status.NAN, str(error), peak=peak)
     reason = code.described(error)
-    return End("oom" if memory.is_oom(error) else "error", reason, peak=peak)
+    return End(Status.OOM if memory.is_oom(error) else Status.ERROR, reason, peak=peak)
 
 
 def lost_a_process(error: Exception, ranks: int) -> bool:

@@ -27,6 +27,7 @@ from tunediff.core import machine_options, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.machine_options import MachineOptions
+from tunediff.core.outcomes import Status
 from tunediff.core.refusals import check_new
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import SearchSpace
@@ -168,7 +169,7 @@ def _values_in(space: SearchSpace, config: Mapping[str, Any]) -> Values | None:
 # ---- the limit
 def durations(records: Sequence[TrialRecord]) -> list[float]:
     """Return the seconds of every trial that has run to an end."""
-    ended = [trial for trial in records if trial.finished and trial.status != "skipped"]
+    ended = [trial for trial in records if trial.finished and trial.status != Status.SKIPPED]
     return [sum(analysis.seconds_of(trial).values()) for trial in ended]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import Values
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End, TrialRecord
 
 UNKNOWN = 1e9
@@ -95,7 +96,7 @@ def needs_at_least(config: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def used(trial: TrialRecord, cost: str) -> list[float]:
     """Return a trial's recorded uses of a cost (`space.cost`); empty: none."""
-    end = trial.end or End("error")
+    end = trial.end or End(Status.ERROR)
     seconds = sum(end.seconds.get(part, 0.0) for part in ("train", "data_wait"))
     values = [point.get(cost) for point in trial.points] + [end.peak.get(cost)]
     values += [seconds * int(trial.config["parallel.workers"])] if cost == "device_s" else []
@@ -118,7 +119,7 @@ def smaller_oom_trial(
 
 def ran_out_of_memory(record: TrialRecord) -> bool:
     """Return whether a trial ran out of memory."""
-    return record.end is not None and record.end.status == "oom"
+    return record.end is not None and record.end.status == Status.OOM
 
 
 def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:

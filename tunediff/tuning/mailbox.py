@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, TypeVar
 
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.template import TemplateError, TemplateRun
 from tunediff.core.trial_record import End
@@ -136,7 +137,7 @@ class Mailbox:
                 return "stop"
             last = self._events[-1] if self._events else None
             failed = isinstance(last, Lost) or (
-                isinstance(last, End) and last.status in ("oom", "error")
+                isinstance(last, End) and last.status in (Status.OOM, Status.ERROR)
             )
             if serial != self.serial or failed:  # the other ranks wait for one that failed
                 return "kill"

@@ -12,6 +12,7 @@ from optuna.trial import Trial
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import trial_record as record
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import knowledge, sessions
@@ -155,7 +156,7 @@ class OptunaProposer:
 
     def _skip(self, spec: TrialSpec, why: str) -> None:
         """Write the journal of a listed point that is not run; report it to Optuna."""
-        spec.begin().end(End("skipped", why))
+        spec.begin().end(End(Status.SKIPPED, why))
         trial_record = record.read_trial(spec.folder)
         assert trial_record is not None
         self.study.tell(self._running.pop(spec.name), trial_record, self._records)

@@ -16,6 +16,7 @@ from optuna.trial import FixedTrial, Trial, TrialState
 
 from tunediff.config import ConfigError, Values
 from tunediff.core.logs import errors_only
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import TrialRecord
 from tunediff.search_space import Draw, SearchSpace, to_params
 from tunediff.tuning import knowledge
@@ -108,14 +109,14 @@ class SearchStudy:
         if (values := self.values(trial_record)) is not None:
             trial.set_user_attr("train_s", trial_record.points[-1].train_s)
             self.optuna.tell(trial, values)
-        elif status == "pruned":
+        elif status == Status.PRUNED:
             self.optuna.tell(trial, state=TrialState.PRUNED)
         elif trial_record.external_cause:
             self.optuna.tell(trial, state=TrialState.FAIL)
         else:
             trial.set_user_attr("penalty", True)
             failed: TrialRecord | None = trial_record
-            if status == "skipped":
+            if status == Status.SKIPPED:
                 failed = knowledge.smaller_oom_trial(trial_record.config, records)
             self.optuna.tell(trial, self.penalty(failed))
 
@@ -134,7 +135,7 @@ class SearchStudy:
         done = [
             trial.values
             for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            if trial.user_attrs.get("status") == "ok" and "penalty" not in trial.user_attrs
+            if trial.user_attrs.get("status") == Status.OK and "penalty" not in trial.user_attrs
         ]
         results = [[values[i] for values in done] for i in range(len(self._modes))]
         if self.space.cost is not None and failed is not None:

@@ -11,6 +11,7 @@ from typing import Any
 from tunediff.analysis import RATE
 from tunediff.analysis.noise import pooled
 from tunediff.config import Values
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End, Role, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.trial import reported
@@ -148,4 +149,4 @@ def runs_through(space: SearchSpace, role: Role, drawn: Values) -> bool:
 def ended_early(space: SearchSpace, stopped: TrialRecord | None) -> End:
     """Return the end of a trial that the scheduler stopped."""
     where = f" after {stopped.points[-1].train_s:.1f} s" if stopped and stopped.points else ""
-    return End("pruned", f"stopped by {space.early_stopping}{where}")
+    return End(Status.PRUNED, f"stopped by {space.early_stopping}{where}")

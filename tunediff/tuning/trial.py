@@ -12,6 +12,7 @@ from pathlib import Path
 from tunediff.core import trial_record as record
 from tunediff.core.environment import DISK_FAULTS, unwritable
 from tunediff.core.journal import Journal
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import End
@@ -104,7 +105,7 @@ def _until_ended(
             if (trial := record.read_trial(spec.folder)) is not None and trial.end is not None:
                 return trial.end  # written a moment ago, and on its way here
             slot.stop("past its deadline")
-            return End("timeout", f"not done after {spec.deadline_s:.0f} s of wall-clock")
+            return End(Status.TIMEOUT, f"not done after {spec.deadline_s:.0f} s of wall-clock")
 
         # ---- report a point; the workers train on once Tune asks for the next one
         if event is not None:
@@ -137,10 +138,10 @@ def _after_loss(lost: Lost, deaths: list[str]) -> End | None:
     """Return the end of a trial whose workers died; None: try again. Adds to `deaths`."""
     deaths.append(reason := short_reason(lost.reason))
     if "outofmemory" in reason.lower().replace(" ", ""):
-        return End("oom", reason)
+        return End(Status.OOM, reason)
     # The first death may be the cause of the next ones.
     reasons = "; then: ".join(dict.fromkeys(deaths))
-    died = End("error", f"the workers died {ATTEMPTS} times: {reasons}", process_died=True)
+    died = End(Status.ERROR, f"the workers died {ATTEMPTS} times: {reasons}", process_died=True)
     return died if len(deaths) == ATTEMPTS else None
 
 

@@ -24,6 +24,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Clock
 from tunediff.core.journal import Journal
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
 from tunediff.core.trial_record import End
@@ -104,7 +105,7 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
 
     # A parent that is gone says nothing about this trial.
     result = run_trial(train, world, job.folder, (ParentLostError,), job.target)
-    if job.profile_steps and result.end is not None and result.end.status == "ok":
+    if job.profile_steps and result.end is not None and result.end.status == Status.OK:
         result = _profiled(result, job, world)
     _conclude(result, job, connection, world)
 
@@ -157,8 +158,8 @@ def _conclude(
 
 def _with_reason_of_search(end: End, folder: Path) -> End:
     """Return a stopped trial's end with the search's reason, which this line replaces."""
-    before = record.read_trial(folder) if end.status == "pruned" else None
-    if before is None or before.status != "pruned":
+    before = record.read_trial(folder) if end.status == Status.PRUNED else None
+    if before is None or before.status != Status.PRUNED:
         return end
     return dataclasses.replace(end, reason=before.reason)
 

@@ -17,6 +17,7 @@ from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.statistics import mean
 from tunediff.core import colors
 from tunediff.core.colors import BASELINE, WINNER
+from tunediff.core.outcomes import Status
 from tunediff.core.text import number, pluralize
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
@@ -156,9 +157,9 @@ def _crossing(
 
 def _kind(results: Results, trial: TrialRecord) -> str:
     repeats = trial is not results.outcome_of(trial).trial and results.space.seeds == 1
-    if trial.status == "ok" and repeats and not results.changed(trial):
+    if trial.status == Status.OK and repeats and not results.changed(trial):
         return REPEATS
-    kinds = {None: "under way", "ok": "other trials", "pruned": "stopped early"}
+    kinds = {None: "under way", Status.OK: "other trials", Status.PRUNED: "stopped early"}
     return kinds.get(trial.status, "failed")
 
 
@@ -190,7 +191,7 @@ def _background(
         look: dict[str, Any] = {"color": color, "markersize": 3.5, "zorder": 2}
         axes.plot(*zip(*ends, strict=True), marker, label=kind, rasterized=many, **look)
     # Values of failed trials may be extreme, so that the other trials define the axes' limits.
-    usable = [trial for trial in results.trials if trial.status in ("ok", "pruned", None)]
+    usable = [trial for trial in results.trials if trial.status in (Status.OK, Status.PRUNED, None)]
     inside = [point for trial in usable for point in lines[trial.name]]
     if inside := inside or [point for line in lines.values() for point in line]:
         axes.update_datalim(inside)

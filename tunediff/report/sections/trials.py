@@ -9,7 +9,7 @@ from typing import Any
 from tunediff.analysis import RATE, Results, shown
 from tunediff.analysis.evidence import NEAR as NEAR_COLUMN
 from tunediff.analysis.outcome import failed
-from tunediff.analysis.statistics import BETTER
+from tunediff.core.outcomes import Status, Verdict
 from tunediff.core.text import pluralize, truncate
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import study_figure, study_table
@@ -98,7 +98,7 @@ def _may_be_faster(context: ReportContext, trial: TrialRecord) -> bool:
     confirmation = context.evidence.confirmation
     if confirmation is not None and confirmation.settled:
         runs = confirmation.of(trial)
-        return runs is not None and runs.difference.verdict == BETTER
+        return runs is not None and runs.difference.verdict == Verdict.BETTER
     return context.evidence.better(trial) is not False
 
 
@@ -118,8 +118,8 @@ def failures(context: ReportContext, figures: Figures) -> Html | None:
     if bad:
         sentence = f"{bad:,} of {pluralize(len(ended), 'trial')} that ended failed"
     for status, words in (
-        ("pruned", "stopped early"),
-        ("skipped", "not run, because other trials showed that they would fail"),
+        (Status.PRUNED, "stopped early"),
+        (Status.SKIPPED, "not run, because other trials showed that they would fail"),
     ):
         if count := sum(trial.status == status for trial in ended):
             sentence += f"; {count:,} {'was' if count == 1 else 'were'} {words}"
@@ -173,9 +173,9 @@ def failures_table(results: Results) -> list[tuple[str, int, str, str]]:
     """Return one row per status and reason other than ok: count, first reason, names of trials."""
     kinds: dict[tuple[str, str], tuple[str, list[str]]] = {}
     for trial in results.trials:
-        if trial.status in (None, "ok"):
+        if trial.status in (None, Status.OK):
             continue
-        reason = trial.reason if trial.status != "pruned" else "stopped early"
+        reason = trial.reason if trial.status != Status.PRUNED else "stopped early"
         # Numbers differ between trials; without them, equal causes have equal reasons.
         key = (trial.status, re.sub(r"\d+(\.\d+)?", "#", reason)[:80])
         kinds.setdefault(key, (reason, []))[1].append(trial.name)

@@ -110,7 +110,7 @@ def _chance(context: ReportContext) -> str:
 
 
 def _confirmation(confirmation: Confirmation) -> Html:
-    header, *rows = confirmation_table(confirmation, compact=False)
+    header, *rows = confirmation_table(confirmation)
     marks = marked(confirmation.compared, confirmation.winner)
     method = "These runs were made after the selection, on seeds that it did not use."
     return join(
