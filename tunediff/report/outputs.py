@@ -16,7 +16,7 @@ from tunediff.core.environment import hardware
 from tunediff.core.files import write_csv
 from tunediff.core.progress import log_exceptions
 from tunediff.core.text import seconds
-from tunediff.report import study_figure, study_table
+from tunediff.report import study as studies
 from tunediff.report.context import Highlights, protocol
 from tunediff.report.sections import curves, seeds
 from tunediff.report.style import add_title, draw
@@ -65,18 +65,19 @@ def write_all(results: Results) -> Written:
         written |= _markdown(results, "comparison.md", results.folder.name, lines)
         written |= _png(results, "comparison.png", lambda: seeds.of_means(compared, best), means)
     if results.space.study is not None:
-        written |= study(results, study_table.table(results))
+        written |= study(results, studies.table(results))
     return written
 
 
-def study(results: Results, table: study_table.StudyTable) -> Written:
+def study(results: Results, table: studies.StudyTable) -> Written:
     """Write the table and the figure of a study and return their paths by file name."""
     about, title = measured_on(results), table.study.title or results.folder.name
-    lines = [*([about + ".", ""] if about else []), table.markdown()]
+    lines = [*([about + ".", ""] if about else []), markdown_table(table.cells(80)), ""]
+    lines += [f"- {note}" for note in table.notes()]
     written = _csv(results, "study.csv", table.frame())
     written |= _markdown(results, "study.md", title, lines)
     if table.study.has_figure:
-        written |= _png(results, "study.png", lambda: study_figure.figure(table, about))
+        written |= _png(results, "study.png", lambda: studies.figure(table, about))
     return written
 
 

@@ -28,7 +28,7 @@ from tunediff.report.search_result import (
     ParetoResult,
     SearchResult,
 )
-from tunediff.report.study_table import StudyTable
+from tunediff.report.study import StudyTable
 from tunediff.report.words import effects
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.pareto import pareto_table
 from tunediff.core import text
 from tunediff.core.files import study_url
-from tunediff.report import outputs, result_json, study_table, verdicts, words
+from tunediff.report import outputs, result_json, study, verdicts, words
 from tunediff.report.headline import headline
 from tunediff.report.html import PAGE
 from tunediff.report.words import columns, has_value, plain, plain_table
@@ -24,14 +24,14 @@ def as_json(evidence: Evidence) -> dict[str, Any]:
     return text.versioned(_result(evidence, _studied(evidence)))
 
 
-def _result(evidence: Evidence, studied: study_table.StudyTable | None) -> dict[str, Any]:
+def _result(evidence: Evidence, studied: study.StudyTable | None) -> dict[str, Any]:
     folder = evidence.results.folder
     confirming = [analysis.read(runs) for runs in sessions.confirming_folders(folder)]
     return values(evidence, sessions.all_spent_s(folder), confirming, studied)
 
 
-def _studied(evidence: Evidence) -> study_table.StudyTable | None:
-    return study_table.table(evidence.results) if evidence.results.space.study is not None else None
+def _studied(evidence: Evidence) -> study.StudyTable | None:
+    return study.table(evidence.results) if evidence.results.space.study is not None else None
 
 
 def lines(evidence: Evidence) -> list[str]:
@@ -63,7 +63,8 @@ def lines(evidence: Evidence) -> list[str]:
         table = plain_table(verdicts.confirmation_table(confirmed), width)
         output += ["", table, "", *verdicts.sentences(confirmed)]
     if studied is not None:
-        output += ["", *filter(None, [studied.study.title]), studied.text()]
+        output += ["", *filter(None, [studied.study.title]), plain_table(studied.cells(50))]
+        output += ["", *studied.notes()]
     return output
 
 
@@ -97,7 +98,7 @@ def values(
     evidence: Evidence,
     wall_s: float,
     confirming: Sequence[Results] = (),
-    studied: study_table.StudyTable | None = None,
+    studied: study.StudyTable | None = None,
 ) -> dict[str, Any]:
     """Return the result of a search as typed values by name: see `result_json.search`.
 

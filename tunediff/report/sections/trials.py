@@ -12,7 +12,7 @@ from tunediff.analysis.outcome import failed
 from tunediff.core.outcomes import Status, Verdict
 from tunediff.core.text import pluralize, truncate
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report import study_figure, study_table
+from tunediff.report import study as studies
 from tunediff.report.context import ReportContext
 from tunediff.report.figures import Figures
 from tunediff.report.html import Html, breakable, el, join, lead, note, table
@@ -148,7 +148,7 @@ def study(context: ReportContext, figures: Figures) -> Html | None:
     if results.space.study is None or not results.trials:
         return None
     try:
-        studied = study_table.table(results)
+        studied = studies.table(results)
         header, *rows = studied.cells(1000)
     # Journals of another version, or edited ones.
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
@@ -157,7 +157,7 @@ def study(context: ReportContext, figures: Figures) -> Html | None:
     if studied.study.has_figure:
         figure = figures.chart(
             "study",
-            lambda: study_figure.figure(studied, measured_on(results)),
+            lambda: studies.figure(studied, measured_on(results)),
             "the figure of the study",
             "The study's own figure.",
         )
