@@ -18,6 +18,7 @@ from tunediff.analysis.speed import measured_runs
 from tunediff.config import ConfigError
 from tunediff.core import colors, text
 from tunediff.core import trial_record as record
+from tunediff.core.outcomes import Status
 from tunediff.core.text import knob_value, number
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
@@ -52,7 +53,7 @@ class StudyTable:
     @property
     def columns(self) -> list[str]:
         """Return the study's columns, with `status` if a run did not end ok."""
-        failed = ["status"] if (self.data["status"] != "ok").any() else []
+        failed = ["status"] if (self.data["status"] != Status.OK).any() else []
         return list(dict.fromkeys([*self.study.columns, *failed]))
 
     def frame(self) -> pd.DataFrame:
@@ -158,8 +159,8 @@ def _row(results: Results, runs: list[TrialRecord], numbers: Sequence[str]) -> d
         **_named(text.knobs(changed), "", changed, runs),
         "config": config,
         "trial": runs[0].name,
-        "runs": sum(trial.status == "ok" for trial in runs),
-        "status": ", ".join(dict.fromkeys(trial.status or "running" for trial in runs)),
+        "runs": sum(trial.status == Status.OK for trial in runs),
+        "status": ", ".join(dict.fromkeys(str(trial.status or "running") for trial in runs)),
         "reason": next((trial.reason for trial in runs if trial.reason), ""),
         "disturbed": any(map(disturbed, runs)),
         "all_runs": runs,
