@@ -10,8 +10,7 @@ from tunediff import analysis, search_space
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
-from tunediff.report import outputs
-from tunediff.report import study as studies
+from tunediff.report import outputs, study
 from tunediff.tuning import experiment
 
 GRID = """
@@ -72,7 +71,7 @@ def column(table, name):
 
 # ----------------------------------------------------------------------------------------------------------- quantities
 def test_rates_become_epochs_and_ratios(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, by_grid))
+    table = study.table(finished(tmp_path / "night", GRID, by_grid))
     # as the file lists them, although the baseline (128) ran first
     assert list(zip(column(table, "parallel.workers"), column(table, "loader.batch_size"), strict=True)) == list(RATES)
     assert column(table, "epoch_s") == pytest.approx([10.0, 8.0, 6.25, 4.0])
@@ -104,7 +103,7 @@ def test_when_compiling_has_paid_for_itself(tmp_path):
         faster = config.compile.scope == "model"
         return {"samples_per_s": 125.0 if faster else 80.0, "compile": 30.0 if faster else 10.0}
 
-    table = studies.table(finished(tmp_path / "night", COMPILED, measure))
+    table = study.table(finished(tmp_path / "night", COMPILED, measure))
     assert column(table, "compile_s") == [0.0, 30.0, 10.0]
     assert column(table, "compile.scope") == [None, "model", "blocks"], "empty where it does not apply"
     assert column(table, "versus_uncompiled") == [None, 1.25, 0.8]
@@ -142,7 +141,7 @@ def test_runs_with_several_seeds_are_averaged(tmp_path):
         return point | {"samples_per_s": point["samples_per_s"] * (1.1 if config.seed else 0.9)}
 
     found = finished(tmp_path / "night", text, measure, ends={5: ("oom", "full")})
-    table = studies.table(found)
+    table = study.table(found)
     failed = found.trials[5].config["loader.batch_size"], found.trials[5].config["parallel.workers"]
     assert failed == (64, 1)
     assert column(table, "samples_per_s") == pytest.approx([90, 125, 160, 250]), "the failed run does not count"
@@ -153,7 +152,7 @@ def test_runs_with_several_seeds_are_averaged(tmp_path):
 
 def test_what_not_every_seed_measured_has_no_mean(tmp_path):
     text = GRID.replace("objective:", "seeds: 2\nobjective:")
-    table = studies.table(
+    table = study.table(
         finished(
             tmp_path / "night", text, lambda config: {"samples_per_s": 10.0} | ({} if config.seed else {"step_s": 1.0})
         )
@@ -170,7 +169,7 @@ def test_disturbed_and_failed_trials_are_named(tmp_path):
 
     found = finished(tmp_path / "night", GRID, measure, ends={3: ("oom", "9 GiB asked for"), 1: None})
     assert found.trials[3].config["loader.batch_size"] == 128
-    table = studies.table(found)
+    table = study.table(found)
     assert column(table, "status") == ["running", "ok", "ok", "oom"]
     assert table.columns[-1] == "status"
     assert column(table, "samples_per_s")[0] == 100, "of a running trial what is known so far"
@@ -188,14 +187,14 @@ def test_a_run_that_was_disturbed_before_its_last_evaluation_is_marked(tmp_path)
     (line,) = [line for line in path.read_text().splitlines(keepends=True) if '"point"' in line]
     early = line.replace('"disturbed": false', '"disturbed": true')
     path.write_text(path.read_text().replace(line, early + line.replace('"index": 1', '"index": 2')))
-    table = studies.table(analysis.read(results.folder))
+    table = study.table(analysis.read(results.folder))
     assert dict(zip(column(table, "trial"), column(table, "disturbed"), strict=True)) == {
         "t0000": True, "t0001": False, "t0002": False, "t0003": False,
     }  # fmt: skip
 
 
 def test_what_a_trial_measured_before_it_failed_is_no_result(tmp_path):
-    table = studies.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
+    table = study.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
     assert column(table, "samples_per_s") == [100, None, 160, 250]
     assert column(table, "versus_baseline") == [None] * 4, "the baseline has no result"
     assert column(table, "speedup_over_one_worker") == [1.0, None, 1.6, None]
@@ -226,7 +225,7 @@ def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, k
     ends = {"failed": dict.fromkeys(range(9), ("oom", "full")), "running": {1: None}, "nothing": {}}[fate]
     measure = by_rung if kind == "ladder" else by_grid
     found = finished(tmp_path / "night", FIGURES[kind], measure, ends, number=0 if fate == "nothing" else None)
-    written = outputs.study(found, studies.table(found))
+    written = outputs.study(found, study.table(found))
     assert set(written) == {"study.csv", "study.md", "study.png"}
     assert written["study.png"].read_bytes().startswith(b"\x89PNG")
 
@@ -237,7 +236,7 @@ def test_a_search_without_a_study_has_no_table(tmp_path):
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
     assert "study.csv" not in outputs.write_all(found)
     with pytest.raises(ConfigError, match="night: its search file has no study:"):
-        studies.table(found)
+        study.table(found)
 
 
 @pytest.mark.parametrize(
@@ -249,21 +248,21 @@ def test_a_search_without_a_study_has_no_table(tmp_path):
     ],
 )  # fmt: skip
 def test_numbers_are_shown_as_they_are_read(name, value, text):
-    assert studies.shown(search_space.parse(yaml.safe_load(GRID), "x.yaml").study, name, value) == text
+    assert study.shown(search_space.parse(yaml.safe_load(GRID), "x.yaml").study, name, value) == text
 
 
 def test_runs_that_repeat_the_baseline_are_one_row(tmp_path):
-    study = {"columns": ["configuration", "runs", "samples_per_s", "versus_baseline"]}
-    found = analysis.read(searches.noisy(tmp_path / "night", content=searches.FILE | {"study": study}))
-    rows = studies.table(found).frame().to_dict("records")
+    columns = ["configuration", "runs", "samples_per_s", "versus_baseline"]
+    found = analysis.read(searches.noisy(tmp_path / "night", content=searches.FILE | {"study": {"columns": columns}}))
+    rows = study.table(found).frame().to_dict("records")
     assert [(row["configuration"], row["runs"]) for row in rows[:2]] == [("baseline", 2), ("loader.batch_size=32", 1)]
     assert rows[1]["versus_baseline"] == 1.0
 
 
 @pytest.mark.parametrize("status", ["oom", "pruned", None])
 def test_nothing_is_compared_with_a_baseline_without_an_end(tmp_path, status):
-    study = {"columns": ["configuration", "versus_baseline", "percent_of_base", "memory_percent_of_base"]}
-    of_baseline = {"status": status, "curve": ((5.0, 1000, 8.0),), "content": searches.FILE | {"study": study}}
-    rows = studies.table(analysis.read(searches.noisy(tmp_path / "night", (), **of_baseline))).frame()
+    columns = ["configuration", "versus_baseline", "percent_of_base", "memory_percent_of_base"]
+    of_baseline = {"curve": ((5.0, 1000, 8.0),), "content": searches.FILE | {"study": {"columns": columns}}}
+    rows = study.table(analysis.read(searches.noisy(tmp_path / "night", (), status=status, **of_baseline))).frame()
     assert len(rows) == 6
-    assert rows[study["columns"][1:]].isna().all(axis=None)
+    assert rows[columns[1:]].isna().all(axis=None)

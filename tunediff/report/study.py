@@ -247,10 +247,10 @@ def figure(table: StudyTable, subtitle: str) -> Figure:
     for axes, (title, heading, lengths) in zip(grid.flat, panels, strict=False):
         many = len(lengths.columns) > 1
         stacked = many and "alone" not in lengths
-        shades = colors.SERIES if many else [colors.PLAIN]
+        look: dict[str, Any] = {"color": colors.SERIES if many else colors.PLAIN}
         bars = lengths.iloc[::-1].fillna(0.0)
         bars.index = [fitted(str(name), 50) for name in bars.index]
-        bars.plot.barh(ax=axes, stacked=stacked, width=0.8, color=shades, legend=False)
+        bars.plot.barh(ax=axes, stacked=stacked, width=0.8, legend=False, **look)
         ends = lengths.iloc[::-1].sum(axis=1) if stacked else None
         for place, box in enumerate(axes.containers):
             values = lengths.iloc[::-1, place] if ends is None else ends
@@ -270,16 +270,17 @@ def _bars(table: StudyTable) -> list[tuple[str, str, pd.DataFrame]]:
     study, data, ys = table.study, table.data, table.study.y
     if study.of_operations:
         heading, scale = "self time in one step (ms)", study.quantity("self_s_per_step").scale
+        found = {
+            name: table.operations.loc[[place]]
+            for place, name in enumerate(data["configuration"])
+            if place in table.operations.index
+        }
+        short_names = {
+            name: [short(one, 60) for one in rows["operation"]] for name, rows in found.items()
+        }
         return [
-            (
-                data["configuration"][place],
-                heading,
-                scale
-                * rows.set_index(rows["operation"].map(lambda name: short(name, 60)))[
-                    ["self_s_per_step"]
-                ],
-            )
-            for place, rows in table.operations.groupby(level=0)
+            (name, heading, scale * rows[["self_s_per_step"]].set_axis(short_names[name]))
+            for name, rows in found.items()
         ]
     lengths = data[list(ys)].astype(float) * [study.quantity(y).scale for y in ys]
     lengths.columns = [study.quantity(y).label for y in ys]
