@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import random
+import statistics
 import time
 import types
 import warnings
@@ -20,7 +21,9 @@ from tunediff import search_space
 from tunediff.analysis import journals
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 from tunediff.core.listeners import Listeners
+from tunediff.core.trial_record import End
 from tunediff.ray_backend import connection, tuner
 from tunediff.tuning import experiment, sessions
 from tunediff.tuning.stopping import GRACE, Halving, early_stopping
@@ -171,8 +174,13 @@ def stopped_at(rule, curves, first=0, drawn=None):
     for number, curve in enumerate(curves, first):
         run, points = run_of(number, drawn), enumerate(curve, 1)
         results = (result_of(index, train_s, value) for index, (train_s, value) in points)
-        found.append(next((result["train_s"] for result in results if rule.stops(run, result)), None))
+        found.append(next((result["train_s"] for result in results if stops(rule, run, result)), None))
     return found
+
+
+def stops(rule, run, result):
+    decision = rule.decide(run, result)
+    return decision is not None and decision.outcome == "stopped"
 
 
 def result_of(index, train_s, value, budget_s=8):
@@ -253,7 +261,7 @@ def test_early_stopping_never_ends_a_trial_at_its_last_point():
     rule = rule_of()
     stopped_at(rule, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
     results = [result_of(index, 2.0 * index, value) for index, value in enumerate((9.0, 5.0, 4.0, 30.0), 1)]
-    assert [rule.stops(run_of(5), result) for result in results] == [False] * 4
+    assert [stops(rule, run_of(5), result) for result in results] == [False] * 4
 
 
 def test_a_resumed_search_remembers_what_trials_are_held_against():
@@ -272,9 +280,9 @@ def test_a_point_that_a_restarted_worker_tells_again_is_not_judged_again():
     """It survived its first judgement; only what it does next is news."""
     rule, restarted = rule_of(), run_of(1)
     results = [result_of(index, 2.0 * index, value) for index, value in enumerate((9.0, 8.0, 7.0), 1)]
-    decisions = [rule.stops(restarted, result) for result in results[:2]]
+    decisions = [stops(rule, restarted, result) for result in results[:2]]
     stopped_at(rule, [at(2.0, 1.0, 0.5, 0.25)] * 4, first=2)  # others were better meanwhile
-    decisions += [rule.stops(restarted, result) for result in results]
+    decisions += [stops(rule, restarted, result) for result in results]
     assert decisions == [False] * 5, "there is one rung"
 
 
@@ -283,7 +291,7 @@ def test_trials_of_unlike_seconds_are_held_against_each_other_at_equal_fractions
     rule = rule_of(budget={"per_trial": "8s", "trials": 9, "unit": "device"})
     stopped_at(rule, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
     results = [result_of(1, 0.5, 30.0, budget_s=2), result_of(2, 1.0, 29.0, budget_s=2)]
-    assert [rule.stops(run_of(5), result) for result in results] == [False, True]
+    assert [stops(rule, run_of(5), result) for result in results] == [False, True]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
@@ -301,18 +309,51 @@ def test_the_rung_is_that_of_rays_asha(mode):
         for fraction in (0.25, 0.4, 0.55, 0.7, 0.9):
             value = draw.random()
             expected = ray_rule.on_trial_result(None, trial, {"f": fraction, "value": value}) == "STOP"
-            decisions.append((rule.worse_than_half(name, fraction, value), expected))
+            found = rule.judge(name, {"fraction": fraction, "objective": value, "train_s": fraction})
+            decisions.append((found is not None and found.outcome == "stopped", expected))
     assert all(found == expected for found, expected in decisions)
     assert 10 < sum(expected for _, expected in decisions) < 40
 
 
-def test_tune_stops_what_the_rule_stops_and_may_keep_a_copy():
+def test_tune_stops_what_the_rule_stops_and_may_keep_a_copy(tmp_path):
     scheduler = tuner.EarlyStoppingScheduler(rule := rule_of())
     stopped_at(rule, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
-    trial = types.SimpleNamespace(config={tuner.SPEC: run_of(5)})
+    run = run_of(5)
+    run.folder = tmp_path
+    trial = types.SimpleNamespace(config={tuner.SPEC: run})
     assert scheduler.on_trial_result(None, trial, result_of(1, 2.0, 30.0)) == TrialScheduler.CONTINUE
     assert scheduler.on_trial_result(None, trial, result_of(2, 4.0, 30.0)) == TrialScheduler.STOP
     assert pickle.dumps(scheduler)
+
+
+def test_the_words_of_a_stop_are_what_the_rule_has_compared_also_after_a_kill(tmp_path):
+    """Trials in turns, of which the last one is the best: it is no reason for what was stopped before it."""
+    space, journals = loaded(early_stopping="asha"), {}
+    rule, seconds = early_stopping(space), 4.0
+    values, outcomes = {4: 5.0, 1: 6.0, 2: 7.0, 7: 6.5, 6: 5.9, 3: 2.0}, {}
+    for number, value in values.items():
+        run = run_of(number, {"loader.batch_size": 16 * number})
+        run.folder = tmp_path / "trials" / run.name
+        journals[number] = journal = Journal(run.folder)
+        journal.start(space.config(run.drawn), run.drawn, 8.0, number)
+        journal.point(point(2, seconds, frechet=value))
+        outcomes[number] = rule.stops(run, result_of(2, seconds, value))
+    trials = {trial.number: trial for trial in record.read_trials(tmp_path)}
+    found = [trial.decision and trial.decision.outcome for trial in map(trials.get, values)]
+    assert found == [None, "within_noise", "stopped", "stopped", "better_half", "better_half"]
+    assert outcomes == {number: trials[number].decision is not None and number in (2, 7) for number in values}
+
+    stopped = trials[7].decision
+    assert (stopped.others, stopped.median) == (
+        ["t0004", "t0001", "t0002"],
+        statistics.median(values[n] for n in (4, 1, 2)),
+    )
+    assert (stopped.value, stopped.best, stopped.limit) == (6.5, 5.0, pytest.approx(6.0))
+    again = rule_of(trials.values())  # killed before it wrote the end
+    assert again.decide(run_of(7), result_of(2, seconds, 6.5)) == stopped
+    journals[7].end(End("pruned"))
+    said = "6.5 after 4.0 s: worse than 6 (median of 3 trials) and than 6 (noise of the best, 5)"
+    assert record.read_trial(journals[7].folder).remarks == said
 
 
 def test_nothing_is_stopped_unless_asked_for():

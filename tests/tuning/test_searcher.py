@@ -446,17 +446,6 @@ def test_a_point_of_the_file_that_is_ruled_out_is_in_the_record(make):
     assert again.suggest("d") == "FINISHED"
 
 
-def test_a_stopped_trial_says_by_what_and_when(make):
-    searcher = make(early_stopping="asha")
-    for name, value in ("t0000", 5.0), ("t0001", 9.0), ("t0002", 7.0):
-        end(searcher, searcher.suggest(name), None, status=None)
-        Journal(searcher.proposer.experiment / "trials" / name).point(point(2, 1.5, frechet=value))
-        searcher.on_trial_complete(name, {})
-    stopped = record.read_trial(searcher.proposer.experiment / "trials" / "t0002")
-    assert stopped.status == "pruned"
-    assert stopped.reason == "stopped by asha after 1.5 s"
-
-
 def test_disk_without_room_for_a_checkpoint_stops_the_search_and_the_trial_is_repeated(make):
     """The probe of the disk finds room: it is smaller than a checkpoint."""
     searcher = make()

@@ -26,7 +26,7 @@ from tunediff.core.journal import Journal
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, Progress
 from tunediff.core.target import TIME_TO_TARGET, Target
-from tunediff.core.trial_record import End, NotFiniteError
+from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.profiling import trace
@@ -248,20 +248,6 @@ def test_a_finished_trial_is_judged_so_only_once(tmp_path, job):
     outcome = types.SimpleNamespace(steps=7)
     worker.evaluate_finally(CONFIG, {"evaluation.images": 32}, outcome, alone(), tmp_path)
     assert kinds(tmp_path) == ["start", "final"]
-
-
-def test_a_stopped_trial_keeps_the_reason_that_the_search_has_written(tmp_path, job):
-    parent = Parent(tmp_path)
-
-    def stopped():
-        Journal(tmp_path).end(End("pruned", "stopped by asha after 1.0 s"))
-        return "stop"
-
-    parent.answer = stopped
-    worker.work(job, parent, alone())
-    trial = record.read_trial(tmp_path)
-    assert (trial.status, trial.reason, trial.end.steps) == ("pruned", "stopped by asha after 1.0 s", 2)
-    assert parent.last == trial.end
 
 
 def test_a_trial_that_its_scheduler_stops_is_pruned(tmp_path, job):

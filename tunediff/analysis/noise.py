@@ -58,14 +58,17 @@ class Noise:
         return not (self.within(first, second) and self.within(second, first))
 
     def within(self, value: float, best: float) -> bool:
-        """Return whether `value` is behind `best` by no more than the noise.
+        """Return whether `value` is behind `best` by no more than the noise."""
+        worst = self.worst(best)
+        return value <= worst if self.lower_is_better else value >= worst
 
-        If a value that is compared by ratios is not positive, return whether both are equal.
+    def worst(self, best: float) -> float:
+        """Return the worst value that is behind `best` by no more than the noise.
+
+        That is `best` itself if it is compared by ratios and is not positive.
         """
-        if self.ratios and min(value, best) <= 0:
-            return value == best
-        behind = math.log(value / best) if self.ratios else value - best
-        return (behind if self.lower_is_better else -behind) <= self.limit
+        offset = self.limit if self.lower_is_better else -self.limit
+        return best * math.exp(offset if best > 0 else 0.0) if self.ratios else best + offset
 
 
 def measured(

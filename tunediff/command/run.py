@@ -389,7 +389,7 @@ def _end(
     definition, log = reader.run.definition, reader.run.folder / LOG
     status, reason = Status.OK, ""
     if ending == "pruned":
-        status, reason = Status.PRUNED, "stopped early"
+        status = Status.PRUNED
     elif reader.fault:
         status, reason = Status.ERROR, reader.fault
     elif ending == "timeout":

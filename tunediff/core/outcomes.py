@@ -53,6 +53,20 @@ class Status(StrEnum):
     """It has not ended: of counts of trials, never of an end."""
 
 
+class Ruling(StrEnum):
+    """What early stopping decided of a trial."""
+
+    STOPPED = "stopped"
+    BETTER_HALF = "better_half"
+    """It is not worse than the median."""
+    WITHIN_NOISE = "within_noise"
+    """It is worse than the median, and within the noise of the best."""
+    RUNS_THROUGH = "runs_through"
+    """It is the baseline, or a configuration that is repeated: others are compared with it."""
+    LAST_POINT = "last_point"
+    """It ends by itself."""
+
+
 class State(StrEnum):
     """How far a sequential test is."""
 

@@ -12,6 +12,7 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `unread`: knobs that the training never read.
 - `loaded`: the fingerprint, once the modules have been loaded that a file imports by name.
 - `point`: one evaluation.
+- `decision`: what early stopping decided of the trial, and what it compared: `Decision`.
 - `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
 - `checkpoint`, `clock`: of a command, what it left, and which seconds counted (`CommandClock`), with
   the unit of its values.
@@ -31,10 +32,11 @@ from typing import Any, Literal, get_args
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Values, recorded
+from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName
 from tunediff.core.errors import TunediffError
 from tunediff.core.files import naming_file
-from tunediff.core.outcomes import Status
+from tunediff.core.outcomes import Ruling, Status
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
 
@@ -90,6 +92,32 @@ class End:
         return dict(vars(self))
 
 
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What early stopping decided of a trial at one point, and the numbers that it compared."""
+
+    rule: str
+    outcome: Ruling
+    value: float
+    """The trial's objective."""
+    fraction: float
+    """The share of its budget that it had used, after `train_s` seconds of training."""
+    train_s: float
+    median: float
+    """Of the values of those that had come as far before it."""
+    others: list[str]
+    """The names of these trials."""
+    best: float | None = None
+    """The best value of all trials at this point of the curve."""
+    limit: float | None = None
+    """The worst value that is within the noise of it; while that is unknown, within a margin."""
+
+    @property
+    def line(self) -> Line:
+        """Return the values for a journal."""
+        return dict(vars(self))
+
+
 @dataclasses.dataclass
 class TrialRecord:
     """One run, as its journal describes it."""
@@ -122,6 +150,8 @@ class TrialRecord:
     restarts: list[str] = dataclasses.field(default_factory=list)
     """The reason of every restart from the first step after an attempt had come further."""
     role: Role = "draw"
+    decision: Decision | None = None
+    """What early stopping decided of it last; None: it was not judged."""
     clock: Line = dataclasses.field(default_factory=dict)
     """Which seconds counted in the run of a command: `kind`, `process_s`, `start_up_s` and
     `unit`; empty for a workload, whose clock is that of the training."""
@@ -152,7 +182,9 @@ class TrialRecord:
             f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts
         )
         refused = f"not captured: {self.not_captured}" if self.not_captured else ""
-        return "; ".join(filter(None, [self.reason, *restarts, refused]))
+        stopped = self.decision if self.status == Status.PRUNED else None
+        early = text.stopped_early(stopped) if stopped is not None else ""
+        return "; ".join(filter(None, [early, self.reason, *restarts, refused]))
 
     @property
     def not_captured(self) -> str:
@@ -291,9 +323,11 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "resumed":
             points = {i: point for i, point in points.items() if point.steps <= event["steps"]}
         elif kind == "restarted":
-            points, final = {}, {}
+            points, final, record.decision = {}, {}, None
             record.end, record.ended = None, 0.0
             record.restarts.append(event.get("reason", ""))
+        elif kind == "decision":
+            record.decision = Decision(**{**event, "outcome": Ruling(event["outcome"])})
         # Final evaluation and end
         elif kind == "final":
             final = event

@@ -17,7 +17,6 @@ from tunediff.core.trial_record import End
 from tunediff.ray_backend.client import RaySlot
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.loop import Dispatcher
-from tunediff.tuning.stopping import ended_early
 from tunediff.tuning.trial import SPEC, Reported, run_trial_on_slot
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -93,9 +92,8 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         ):
             # no fault of the trial: it stays without an end, and a resumed search takes it up
             raise OSError(why)
-        end = End(Status.ERROR, "its driver died", process_died=True)
-        if not error:
-            end = ended_early(self.proposer.space, trial_record)
+        died = End(Status.ERROR, "its driver died", process_died=True)
+        end = died if error else End(Status.PRUNED)
         Journal(spec.folder).end_trial(end)
 
 

@@ -161,7 +161,7 @@ def _row(results: Results, runs: list[TrialRecord], numbers: Sequence[str]) -> d
         "trial": runs[0].name,
         "runs": sum(trial.status == Status.OK for trial in runs),
         "status": ", ".join(dict.fromkeys(str(trial.status or "running") for trial in runs)),
-        "reason": next((trial.reason for trial in runs if trial.reason), ""),
+        "reason": next((trial.remarks for trial in runs if trial.remarks), ""),
         "disturbed": any(map(disturbed, runs)),
         "all_runs": runs,
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,9 @@ from typing import Any
 from tunediff.analysis import RATE
 from tunediff.analysis.noise import pooled
 from tunediff.config import Values
-from tunediff.core.outcomes import Status
-from tunediff.core.trial_record import End, Role, TrialRecord
+from tunediff.core.journal import Journal
+from tunediff.core.outcomes import Ruling
+from tunediff.core.trial_record import Decision, Role, TrialRecord
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.trial import reported
 from tunediff.tuning.trial_spec import TrialSpec
@@ -37,20 +38,18 @@ class PointValues:
         self._by_trial[trial] = value
         self._by_seed[configuration][seed] = value
 
-    def within_noise(self, value: float, lower_is_better: bool, ratios: bool) -> bool:
-        """Return whether `value` is within one run's noise of the best, or within a margin.
+    def best_and_worst(self, lower_is_better: bool, ratios: bool) -> tuple[float, float]:
+        """Return the best value, and the worst within one run's noise of it, or within a margin.
 
         `ratios`: positive values are compared by their ratios.
         """
         values = self._by_trial.values()
-        if not values:
-            return False
         best, ratios = min(values) if lower_is_better else max(values), ratios and min(values) > 0
         groups = [list(seeds.values()) for seeds in self._by_seed.values()]
         if (noise := pooled(groups, ratios, lower_is_better)) is not None:
-            return noise.within(value, best)
-        behind = value - best if lower_is_better else best - value
-        return behind <= (RATIO_MARGIN if ratios else DIFFERENCE_MARGIN) * abs(best)
+            return best, noise.worst(best)
+        margin = (RATIO_MARGIN if ratios else DIFFERENCE_MARGIN) * abs(best)
+        return best, best + margin if lower_is_better else best - margin
 
 
 class Halving:
@@ -63,14 +62,21 @@ class Halving:
     def __init__(self, lower_is_better: bool) -> None:
         self._sign, self._values = 1.0 if lower_is_better else -1.0, dict[str, float]()
 
-    def worse_than_half(self, trial: str, fraction: float, value: float) -> bool:
-        """Note a trial's first value at a rung; return whether it is in the worse half."""
+    def judge(self, trial: str, result: Mapping[str, Any]) -> Decision | None:
+        """Note a trial's first value at the rung and judge it; None: there is nothing to judge."""
+        fraction, value = float(result.get("fraction", 0.0)), float(result["objective"])
         if fraction < GRACE or trial in self._values:
-            return False
-        earlier, loss = list(self._values.values()), self._sign * value
-        self._values[trial] = loss
+            return None
+        earlier = dict(self._values)
+        self._values[trial] = value
+        if not earlier:
+            return None
         # Against those before it alone: trials arrive one by one, and none waits for others
-        return bool(earlier) and loss > statistics.median(earlier)
+        median = statistics.median(earlier.values())
+        worse = self._sign * value > self._sign * median
+        outcome = Ruling.STOPPED if worse else Ruling.BETTER_HALF
+        train_s = float(result["train_s"])
+        return Decision("halving", outcome, value, fraction, train_s, median, [*earlier])
 
 
 class EarlyStopping:
@@ -83,52 +89,67 @@ class EarlyStopping:
 
     def __init__(self, space: SearchSpace, earlier: Iterable[TrialRecord] = ()) -> None:
         """`earlier`: the trials of the sessions before this one."""
-        self._space, self._halving = space, Halving(space.mode == "min")
+        self._space, self._lower = space, space.mode == "min"
+        self._halving = Halving(self._lower)
         self._seen_s = dict[str, float]()
         """Training seconds of a trial's last point."""
         self._values = defaultdict[int, PointValues](PointValues)  # by the index of the point
+        self._stopped = dict[str, Decision]()
+        """Decisions whose trials have not ended yet: the search was killed."""
         for trial in earlier:
             for point in trial.points:
                 if point.get(space.metric) is not None:
                     self._is_news(trial.name, trial.drawn, result := reported(point, space))
-                    self._is_worse(trial.name, result)
+                    self._halving.judge(trial.name, result)
+            if trial.decision is not None and trial.decision.outcome == Ruling.STOPPED:
+                self._stopped[trial.name] = trial.decision
 
     def stops(self, spec: TrialSpec, result: Mapping[str, Any]) -> bool:
-        """Return whether a trial ends after this point; a repeated one was judged before."""
-        if not self._is_news(spec.name, spec.drawn, result):
+        """Return whether a trial ends after this point. What is decided goes to its journal."""
+        if (decision := self.decide(spec, result)) is None:
             return False
-        spared = self._is_spared(spec.role, spec.drawn, result)
-        return self._is_worse(spec.name, result) and not spared
+        Journal(spec.folder).write("decision", **decision.line)
+        return decision.outcome == Ruling.STOPPED
 
-    def _is_worse(self, trial: str, result: Mapping[str, Any]) -> bool:
-        fraction = float(result.get("fraction", 0.0))
-        return self._halving.worse_than_half(trial, fraction, float(result["objective"]))
+    def decide(self, spec: TrialSpec, result: Mapping[str, Any]) -> Decision | None:
+        """Judge a trial at a point; None: there is nothing to decide.
+
+        A point that is reported again was judged before.
+        """
+        if not self._is_news(spec.name, spec.drawn, result):
+            before = self._stopped.get(spec.name)
+            return before if before and float(result["train_s"]) >= before.train_s else None
+        if (judged := self._halving.judge(spec.name, result)) is None:
+            return None
+        ratios = self._lower or self._space.metric == RATE
+        best, limit = self._values[int(result["index"])].best_and_worst(self._lower, ratios)
+        outcome = judged.outcome
+        if outcome == Ruling.STOPPED:
+            near = judged.value <= limit if self._lower else judged.value >= limit
+            outcome = Ruling.WITHIN_NOISE if near else outcome
+            outcome = self._runs_on(spec, result) or outcome
+        return dataclasses.replace(judged, best=best, limit=limit, outcome=outcome)
 
     def _is_news(self, trial: str, drawn: Values, result: Mapping[str, Any]) -> bool:
         """Remember a point's value by its trial's drawn knobs; return whether it is new."""
-        train_s = result.get("train_s", math.inf)
+        train_s = float(result["train_s"])
         # A trial that resumes from its checkpoint reports again what it had reported
         if train_s <= self._seen_s.get(trial, -1.0):
             return False
         self._seen_s[trial] = train_s
-        if "index" in result:
-            changes = self._space.changed(drawn)
-            seed = changes.pop("seed", self._space.baseline.seed)
-            key, value = repr(sorted(changes.items())), float(result["objective"])
-            self._values[int(result["index"])].add(trial, key, seed, value)
+        changes = self._space.changed(drawn)
+        seed = changes.pop("seed", self._space.baseline.seed)
+        key, value = repr(sorted(changes.items())), float(result["objective"])
+        self._values[int(result["index"])].add(trial, key, seed, value)
         return True
 
-    def _is_spared(self, role: Role, drawn: Values, result: Mapping[str, Any]) -> bool:
-        """Return whether such a trial goes on after this point, however bad it is."""
-        if runs_through(self._space, role, drawn):
-            return True
-        index, points = int(result.get("index", 0)), self._space.baseline.evaluation.points
+    def _runs_on(self, spec: TrialSpec, result: Mapping[str, Any]) -> Ruling | None:
+        """Return why a trial goes on after this point however bad it is; None: it need not."""
+        if runs_through(self._space, spec.role, spec.drawn):
+            return Ruling.RUNS_THROUGH
         # Whoever asks for trials may report more points
-        if index == points or result.get("fraction", 1.0) >= 1:
-            return True
-        lower, rate = self._space.mode == "min", self._space.metric == RATE
-        value = float(result["objective"])
-        return self._values[index].within_noise(value, lower, ratios=lower or rate)
+        points = self._space.baseline.evaluation.points
+        return Ruling.LAST_POINT if result["index"] == points or result["fraction"] >= 1 else None
 
 
 def early_stopping(space: SearchSpace, earlier: Iterable[TrialRecord] = ()) -> EarlyStopping | None:
@@ -144,9 +165,3 @@ def runs_through(space: SearchSpace, role: Role, drawn: Values) -> bool:
     """Return whether no rule stops a trial: others are compared with the baseline, and a
     configuration that is repeated is compared by the mean of finished runs."""
     return role == "repeat" or space.is_baseline(drawn)
-
-
-def ended_early(space: SearchSpace, stopped: TrialRecord | None) -> End:
-    """Return the end of a trial that the scheduler stopped."""
-    where = f" after {stopped.points[-1].train_s:.1f} s" if stopped and stopped.points else ""
-    return End(Status.PRUNED, f"stopped by {space.early_stopping}{where}")

@@ -117,7 +117,7 @@ def _run_command(job: TrialSpec, observer: ReportingObserver, connection: Connec
     run = commands.run_of(job.config, job.folder, job.budget.seconds, job.group.place.threads)
     for event in commands.events(run, job.config, lambda: bool(stopped)):
         if isinstance(event, End):
-            _end(job, connection, _with_reason_of_search(event, job.folder))
+            _end(job, connection, event)
         elif not observer.point(event):
             stopped.append(event)
 
@@ -153,15 +153,7 @@ def _conclude(
         if world.size > 1:  # the other ranks wait for this one in a collective
             raise result.error
     elif world.main:
-        _end(job, connection, _with_reason_of_search(result.end, job.folder))
-
-
-def _with_reason_of_search(end: End, folder: Path) -> End:
-    """Return a stopped trial's end with the search's reason, which this line replaces."""
-    before = record.read_trial(folder) if end.status == Status.PRUNED else None
-    if before is None or before.status != Status.PRUNED:
-        return end
-    return dataclasses.replace(end, reason=before.reason)
+        _end(job, connection, result.end)
 
 
 def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
