@@ -7,12 +7,9 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunediff.core import files
-
-if TYPE_CHECKING:
-    from tunediff.core.trial_record import Decision
 
 STORAGE = files.STORAGE
 SCHEMA = 4
@@ -95,16 +92,6 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
 def pluralize(count: int, singular: str, plural: str = "") -> str:
     """Return a count with its noun: `1 trial`, `1,000 trials`."""
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
-
-
-def stopped_early(decision: Decision) -> str:
-    """Say why a trial was stopped early, by the numbers that the rule has compared."""
-    trials = pluralize(len(decision.others), "trial")
-    words = f"{decision.value:.6g} after {decision.train_s:.1f} s: worse than"
-    words += f" {decision.median:.6g} (median of {trials})"
-    if decision.limit is None or decision.best is None:
-        return words
-    return f"{words} and than {decision.limit:.6g} (noise of the best, {decision.best:.6g})"
 
 
 def graphs(made: Any, expected: Any) -> str:

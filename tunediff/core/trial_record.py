@@ -113,6 +113,16 @@ class Decision:
     """The worst value that is within the noise of it; while that is unknown, within a margin."""
 
     @property
+    def words(self) -> str:
+        """Return why it stopped the trial, by the numbers that the rule has compared."""
+        trials = text.pluralize(len(self.others), "trial")
+        words = f"{self.value:.6g} after {self.train_s:.1f} s: worse than"
+        words += f" {self.median:.6g} (median of {trials})"
+        if self.limit is None or self.best is None:
+            return words
+        return f"{words} and than {self.limit:.6g} (noise of the best, {self.best:.6g})"
+
+    @property
     def line(self) -> Line:
         """Return the values for a journal."""
         return dict(vars(self))
@@ -183,7 +193,7 @@ class TrialRecord:
         )
         refused = f"not captured: {self.not_captured}" if self.not_captured else ""
         stopped = self.decision if self.status == Status.PRUNED else None
-        early = text.stopped_early(stopped) if stopped is not None else ""
+        early = stopped.words if stopped is not None else ""
         return "; ".join(filter(None, [early, self.reason, *restarts, refused]))
 
     @property
