@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import yaml
-
 from tunediff import compare
 from tunediff import config as cfg
-from tunediff.analysis import pairs
 from tunediff.api import compare_sides
 from tunediff.core.journal import Journal
+from tunediff.experiment.model import Experiment, Limit, SequentialTest
 
 PLAIN = (Path(__file__).parent / "users" / "plain.py").read_text()
 CLOSE = {"A": [2.0, 2.2, 1.9, 2.1], "B": [2.05, 2.1, 1.95, 2.12]}
@@ -39,9 +37,13 @@ def made(values, a="digits", b=("digits", "loader.batch_size=64"), statuses=(), 
                 journal.write("point", index=index, train_s=5.0 * index, samples=1000 * index, steps=10 * index,
                               samples_per_s=200.0, seconds={"train": 5.0 * index}, **{metric: on_the_way}, **label)  # fmt: skip
             journal.write("end", status=status, reason="" if status == "ok" else "needs 9 GiB", seconds={"train": 20.0})
-    content = {"a": " ".join(a), "b": " ".join(b), "budget_s": 20.0, "pairs": 12, "within": None, "compile": "charged"}
-    content |= {"objective": metric, "mode": cfg.of(config).objective.mode}
-    (folder / pairs.FILE).write_text(yaml.safe_dump(content | more))
+    content = {"kind": "comparison", "objective": metric, "mode": cfg.of(config).objective.mode}
+    content |= {"candidates": {"A": " ".join(a), "B": " ".join(b)}, "limit": {"budget": 20.0}, "test": {}}
+    for name, value in more.items():
+        sections = [part for part in (SequentialTest, Limit) if name in part.model_fields]
+        place = {SequentialTest: content["test"], Limit: content["limit"]}.get(*sections) if sections else content
+        place[name] = value
+    Experiment.of(content, "made").write(folder)
     return folder
 
 

@@ -8,6 +8,7 @@ from PIL import Image
 
 from tunediff import analysis, search_space
 from tunediff import config as cfg
+from tunediff.experiment.model import is_search
 from tunediff.tuning import experiment
 
 FILE = {
@@ -37,7 +38,7 @@ def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 40
     drawn = more.pop("drawn", drawn)
     config, name = wanted.config(drawn), f"t{number:04d}"
     role = "repeat" if "seed" in drawn and wanted.seeds == 1 else "draw"
-    role = "confirm" if (folder.parent / "search.yaml").is_file() else role
+    role = "confirm" if is_search(folder.parent) else role
     seconds = {"setup": 1.0, "compile": more.get("compile_s", 0.0), "data_wait": 0.5, "train": 19.5, "evaluation": 2.0}
     lines = [
         {

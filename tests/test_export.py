@@ -61,7 +61,7 @@ def test_a_refused_export_keeps_the_files_of_an_earlier_one(storage, capsys):
         Path("helper.py").write_text("WIDTH = 8\n")
         Path("mine.py").write_text(f"from helper import WIDTH\n{PLAIN.read_text()}# {name}\n")
         searches.make(storage / name, OF_A_FILE)
-        searches.write(storage / name, search_space.load(storage / name / "search.yaml"), 0)
+        searches.write(storage / name, search_space.load(storage / name / "experiment.yaml"), 0)
         save_file({"weight": torch.tensor([learned])}, storage / name / "trials" / "t0000" / "weights.safetensors")
     assert export.main(["first", "--out", "out/best.yaml"]) == 0
     capsys.readouterr()

@@ -39,10 +39,10 @@ def test_a_name_may_be_a_path_as_a_shell_completes_it(capsys):
     folder = searches.night(Path("ray_results/night"))
     for name in ("night", "night/", "ray_results/night", str(folder.absolute())):
         assert search_space.folder_of(name, Path("ray_results")) == folder.absolute()
-    kept = (folder / "search.yaml").read_bytes()
+    kept = (folder / "experiment.yaml").read_bytes()
     assert search.main(["--resume", "ray_results/night/", "--trials", "5", "--dry-run"]) == 0
     assert "trials: 5 ×" in capsys.readouterr().out
-    assert (folder / "search.yaml").read_bytes() == kept, "a dry run leaves everything as it is"
+    assert (folder / "experiment.yaml").read_bytes() == kept, "a dry run leaves everything as it is"
 
 
 COMMANDS = ["search", "compare", "train", "evaluate", "sample", "profile", "export", "report.__main__"]

@@ -47,7 +47,7 @@ def run_folder(folder, config, seed=0, **point):
 def search_folder(folder):
     """A search of three trials, the second of which is the best."""
     folder.mkdir(parents=True)
-    (folder / "search.yaml").write_text(yaml.safe_dump(SPACE))
+    (folder / "experiment.yaml").write_text(yaml.safe_dump(SPACE))
     for number, value in enumerate([5.0, 2.0, 3.0]):
         run_folder(folder / "trials" / f"t{number:04d}", tiny(model__blocks=number + 1), number, frechet=value)
     return folder
@@ -121,7 +121,7 @@ def test_a_search_its_trials_and_what_was_exported_from_it(tmp_path):
         ("nigth", "nigth: no such file or folder, and no training or search of that name in .*did you mean night"),
         ("night/t0009", "night/t0002"),
         ("zzz", "there are: night, night/t0000, night/t0001, night/t0002, train-digits"),
-        ("notes", r"notes: no model in this folder; looked for a search \(search.yaml\) and a training"),
+        ("notes", r"notes: no model in this folder; looked for a search \(experiment.yaml\) and a training"),
         ("notes/a.txt", "a.txt: no model; allowed: a folder, or .yaml"),
         ("other.safetensors", "other.safetensors: no model; allowed: a folder, or .yaml"),
         ("alone.yaml", r"alone.yaml: a configuration without weights; looked for .*alone.safetensors"),

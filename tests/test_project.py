@@ -14,12 +14,12 @@ ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
 
 PACKAGES = (
-    "core", "config", "search_space", "analysis", "distributed", "data", "training", "evaluation", "workloads",
+    "core", "config", "experiment", "search_space", "analysis", "distributed", "data", "training", "evaluation", "workloads",
     "profiling", "models", "tuning", "ray_backend", "integrations", "report", "command", "judge", "api", "", "cli", "doctor", "mcp",
     "compare", "evaluate", "export", "knobs", "profile", "sample", "search", "train", "verify", "__main__",
 )  # fmt: skip
 """Packages and single modules of `tunediff` in order: each imports only those before it. "" is `tunediff` itself."""
-KERNEL = {"core", "config", "search_space", "analysis", "distributed", "data", "training", "tuning"}
+KERNEL = {"core", "config", "experiment", "search_space", "analysis", "distributed", "data", "training", "tuning"}
 """What trains, decides and starts runs; the other packages stand on it, and it finds them by name at most."""
 UPWARD = {
     "tunediff.api.search_results -> export",

@@ -215,8 +215,8 @@ def test_a_command_refuses(folder, monkeypatch, capsys, imports_as_before, this_
     assert content_of(folder) == before
 
 
-@pytest.mark.parametrize(("file", "end"), [("search.yaml", ", or --resume .*"), ("compare.yaml", "")])
+@pytest.mark.parametrize(("file", "end"), [("experiment.yaml", ", or --resume .*"), ("other", "")])
 def test_only_what_can_be_resumed_is_suggested(tmp_path, file, end):
     (tmp_path / file).touch()
     with pytest.raises(cfg.ConfigError, match=f"choose another name{end}$"):
-        refusals.check_new(tmp_path, "search.yaml")
+        refusals.check_new(tmp_path, "experiment.yaml")

@@ -70,4 +70,4 @@ def test_notebook_of_the_documentation_runs(tmp_path):
     assert all(not cell.get("outputs") for cell in notebook.cells)
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, resources=resources).execute()
-    assert (tmp_path / "ray_results" / "notebook" / "search.yaml").is_file()
+    assert (tmp_path / "ray_results" / "notebook" / "experiment.yaml").is_file()

@@ -27,6 +27,7 @@ from tunediff.config import ConfigError
 from tunediff.core import lock
 from tunediff.core.environment import install_command
 from tunediff.core.refusals import allow
+from tunediff.experiment import model
 
 INSTRUCTIONS = (
     "Finds the training configuration with the best result for its training seconds, on this"
@@ -242,7 +243,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from tunediff.api.search import Search
 
     folder = args.storage / args.result
-    kind = Search if (folder / "search.yaml").exists() else PairedComparison
+    kind = Search if model.is_search(folder) else PairedComparison
     cli.print_json(kind(folder).json())
     return cli.OK
 

@@ -18,6 +18,7 @@ from tunediff.config import ConfigError
 from tunediff.core import remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.outcomes import Status
+from tunediff.experiment.model import FILE, is_search
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +102,7 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
     for path in paths:
         if not path.is_dir():
             return _of_file(path)
-        if (path / "search.yaml").is_file():
+        if is_search(path):
             from tunediff.analysis import evidence, read
 
             best = evidence.choose(read(path.absolute()), None)
@@ -109,7 +110,7 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
         if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, record.CHECKPOINT)):
             return _of_run(path)
     if paths:
-        empty = "no model in this folder; looked for a search (search.yaml) and a training"
+        empty = f"no model in this folder; looked for a search ({FILE}) and a training"
         files = f"{record.JOURNAL}, {WEIGHTS}, {record.CHECKPOINT}"
         raise ConfigError(f"{what}: {empty} ({files})")
     names = list(_names(storage))
@@ -149,7 +150,7 @@ def find_with_hook(
 def _names(storage: Path) -> Iterator[str]:
     """Yield the names of all models in `storage`, those of trials after their search."""
     for folder in sorted(path for path in storage.glob("*") if path.is_dir()):
-        if (folder / "search.yaml").is_file():
+        if is_search(folder):
             yield folder.name
             for journal in sorted(folder.glob(f"trials/*/{record.JOURNAL}")):
                 yield f"{folder.name}/{journal.parent.name}"

@@ -51,7 +51,7 @@ def test_bad_calls_are_refused_by_keyword(program, message):
     given = {"a": {"lr": 1.0}, "b": {"lr": 2.0}, "command": RUN, "objective": "loss"} | REFUSED[message]
     with pytest.raises(ConfigError, match=f"(?i){message}"):
         tunediff.run_comparison(given.pop("a"), given.pop("b"), **given)
-    assert not list(program.glob("ray_results/*/compare.yaml"))
+    assert not list(program.glob("ray_results/*/experiment.yaml"))
 
 
 def test_the_keywords_of_a_search_are_keys_of_its_file(program):
@@ -102,4 +102,4 @@ def test_the_command_that_goes_on_is_written_with_every_run(program):
     compare.main([*words, "--no-check", "--pairs", "3"])
     session = json.loads((program / "ray_results" / "noted" / "sessions.jsonl").read_text().splitlines()[1])
     assert f"--run '{RUN}'" in session["command"]
-    assert yaml.safe_load((program / "ray_results" / "noted" / "compare.yaml").read_text())["pairs"] == 3
+    assert yaml.safe_load((program / "ray_results" / "noted" / "experiment.yaml").read_text())["test"]["pairs"] == 3

@@ -135,7 +135,7 @@ def test_the_exported_adapter_is_loaded_by_peft_and_by_load_model(tuned, tmp_pat
     import peft
 
     searches.make(folder, file)
-    place = searches.write(folder, search_space.load(folder / "search.yaml"), 0)
+    place = searches.write(folder, search_space.load(folder / "experiment.yaml"), 0)
     outcome = train(tuned, samples=64, evaluates=True)
     save(outcome.weights, place / "weights.safetensors", {})
 

@@ -78,13 +78,16 @@ def test_copier_copies_what_changed_and_not_what_passes(here, tmp_path):
     remote.push_run(here, last=False)
     trials = {"night/trials/t0000/journal.jsonl", "night/trials/t0000/weights.safetensors"}
     trials |= {"night/trials/t0001/journal.jsonl", "night/trials/t0001/checkpoint.pt"}
-    assert there(tmp_path) == trials | {"night/search.yaml", "night/baseline.yaml"}
+    assert there(tmp_path) == trials | {"night/experiment.yaml", "night/baseline.yaml"}
     (tmp_path / "bucket/prefix/night/baseline.yaml").unlink()
     space = searches.make(tmp_path / "other", FILE)
     searches.write(here, space, 1, {"optimizer.lr": 1e-2}, CURVE)
     (here / "trials/t0001/checkpoint.pt").unlink()  # the trial has ended
     assert run(here) == []
-    assert there(tmp_path) == trials - {"night/trials/t0001/checkpoint.pt"} | {"night/search.yaml", "night/study.db"}
+    assert there(tmp_path) == trials - {"night/trials/t0001/checkpoint.pt"} | {
+        "night/experiment.yaml",
+        "night/study.db",
+    }
 
 
 def test_another_machine_reads_the_search_and_fetches_weights_only_where_needed(here, bucket, capsys):

@@ -120,7 +120,7 @@ TAMPERED = {
     "comment's verdict": (lambda proof: edit(proof / "result.md", ("worse", "much better")), "does not begin with"),
     "comment's effect": (lambda proof: edit(proof / "result.md", (r"[\d.]+ \(", "1.002 (")), "does not follow"),
     "comment's pair": (lambda proof: edit(proof / "result.md", (r"\| 2 +\| [\d.]+", "| 2 | 9.9")), "pair 2: 9.9,"),
-    "rules": (lambda proof: edit(proof / "compare.yaml", ("level: 0.05", "level: 0.9")), "level: 0.9 is not allowed"),
+    "rules": (lambda proof: edit(proof / "experiment.yaml", ("level: 0.05", "level: 0.9")), "level: 0.9 is not allowed"),
     "journal of A as B's": (journal_copied, "by the journals"),
     "value": (lambda proof: edit(proof / "trials/t0001/journal.jsonl", (r'"loss": [\d.]+', '"loss": 0.5')), "by the journals"),
     "log": (lambda proof: edit(proof / "trials/t0001/output.log", (r"loss: [\d.]+", "loss: 0.5")), "output.log: has no 2."),

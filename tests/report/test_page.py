@@ -35,7 +35,7 @@ def test_the_page_loads_nothing_runs_no_script_and_shows_content_of_files_as_tex
             + "\n"
         )
         file.write(json.dumps({"event": "end", "time": 6.0, "monotonic_s": 6.0}) + "\n")
-    (night / "search.yaml").write_text((night / "search.yaml").read_text() + f"# {EVIL}\n")
+    (night / "experiment.yaml").write_text((night / "experiment.yaml").read_text() + f"# {EVIL}\n")
     (place / "samples.png").write_text(f"<svg onload='alert(4)'>{EVIL}</svg>")
     page = written(night)
     assert re.search("t0003 is (best|ahead)", words(page))
@@ -83,9 +83,9 @@ def test_a_search_that_has_just_begun(tmp_path, plain):
     ],
 )
 def test_the_state_says_why_trials_did_not_begin(night, plain, error, total, time_is_up, state):
-    content = yaml.safe_load((night / "search.yaml").read_text())
-    content["budget"] |= {"total": total} if total else {}
-    (night / "search.yaml").write_text(yaml.safe_dump(content))
+    content = yaml.safe_load((night / "experiment.yaml").read_text())
+    content["search"] |= {"total": total} if total else {}
+    (night / "experiment.yaml").write_text(yaml.safe_dump(content))
     with pytest.raises(error) if error else contextlib.nullcontext(), sessions.noted(night, "search"):
         if time_is_up:
             sessions.note_time_is_up(night)
@@ -101,17 +101,17 @@ def test_the_command_writes_into_the_given_folder(night, plain, tmp_path, capsys
     assert command.main(["night", "--storage", str(tmp_path), "--out", str(tmp_path / "other")]) == 0
     text = words((tmp_path / "other" / "report.html").read_text())
     assert f"python -m tunediff.report night --storage {tmp_path}" in text
-    assert f"python -m tunediff.search {tmp_path}/night/search.yaml --name night-again" in text
+    assert f"python -m tunediff.search {tmp_path}/night/experiment.yaml --name night-again" in text
 
 
 @pytest.mark.parametrize(
     ("break_it", "message"),
     [
-        (lambda folder: (folder / "search.yaml").unlink(), "night: holds no search; a report needs the folder of a search, with"),
-        (lambda folder: (folder / "search.yaml").write_text("search: ["), "is not valid YAML"),
-        (lambda folder: (folder / "search.yaml").write_text("a: 1\n"), "a: no such key"),
-        (lambda folder: (folder / "search.yaml").write_bytes(b"\xff\xfe"), "is not a text file in UTF-8"),
-        (lambda folder: (folder / "search.yaml").write_text(yaml.safe_dump(FILE | {"objective": {"metric": [1]}})), "damaged"),
+        (lambda folder: (folder / "experiment.yaml").unlink(), "night: holds no search; a report needs the folder of a search, with"),
+        (lambda folder: (folder / "experiment.yaml").write_text("search: ["), "is not valid YAML"),
+        (lambda folder: (folder / "experiment.yaml").write_text("a: 1\n"), "a: no such key"),
+        (lambda folder: (folder / "experiment.yaml").write_bytes(b"\xff\xfe"), "is not a text file in UTF-8"),
+        (lambda folder: (folder / "experiment.yaml").write_text(yaml.safe_dump(FILE | {"objective": {"metric": [1]}})), "damaged"),
         (lambda folder: (folder / "baseline.yaml").unlink(), "baseline.yaml: cannot be read"),
     ],
 )  # fmt: skip

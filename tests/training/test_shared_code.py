@@ -61,7 +61,7 @@ def test_confirming_runs_find_the_code_of_their_search(tmp_path):
     longer = night / "confirm-2" / "4x"
     longer.mkdir(parents=True)
     for folder in (night, longer.parent, longer):
-        (folder / "search.yaml").touch()
+        (folder / "experiment.yaml").write_text("kind: search")
     folders = {shared_code.folder_of(folder / "trials" / "t0001") for folder in (night, longer.parent, longer)}
     assert folders == {night / ".compiled"}
 
@@ -69,7 +69,7 @@ def test_confirming_runs_find_the_code_of_their_search(tmp_path):
 def test_runs_of_a_pair_share_code_that_no_other_pair_has(tmp_path):
     """One measurement of a side's compilation would be in all of its pairs."""
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "compare.yaml").touch()
+    (tmp_path / "x" / "experiment.yaml").write_text("kind: comparison")
     folders = [shared_code.folder_of(tmp_path / "x" / "trials" / f"t{number:04d}") for number in range(4)]
     assert folders[0] == folders[1] != folders[2] == folders[3]
 

@@ -74,7 +74,7 @@ def test_a_folder_that_could_not_be_completed_is_not_there(tmp_path, monkeypatch
 def test_a_kill_while_limits_are_written_leaves_the_old_file_whole(tmp_path, monkeypatch):
     night = tmp_path / "night"
     experiment.create(night, loaded(), CONTENT)
-    before = (night / "search.yaml").read_bytes()
+    before = (night / "experiment.yaml").read_bytes()
 
     def killed(*_):
         raise OSError(28, "No space left on device")
@@ -83,10 +83,10 @@ def test_a_kill_while_limits_are_written_leaves_the_old_file_whole(tmp_path, mon
         patch.setattr(os, "replace", killed)
         with pytest.raises(ConfigError, match="night cannot be written: No space left"):
             experiment.reopen(night, {"trials": 20})
-    assert (night / "search.yaml").read_bytes() == before
+    assert (night / "experiment.yaml").read_bytes() == before
     experiment.reopen(night, {"trials": 20})
     assert experiment.reopen(night).budget.trials == 20
-    assert (night / "search.yaml").read_text().startswith("tunediff_format: 1\n")
+    assert (night / "experiment.yaml").read_text().startswith("tunediff_format: 1\n")
 
 
 def spent(folder, lines, heard=()):

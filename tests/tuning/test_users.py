@@ -11,6 +11,7 @@ import yaml
 import tunediff
 from tests.tuning.conftest import block
 from tunediff.core import trial_record as record
+from tunediff.experiment.model import Experiment
 
 pytestmark = pytest.mark.cluster
 
@@ -141,7 +142,7 @@ def test_a_search_by_the_seconds_to_a_target(tmp_path):
     result = found.json()
     assert (result["objective"], result["metric"]) == ("time_to_target_s", "time_to_target_s")
     confirmed = found.folder / "confirm"
-    assert yaml.safe_load((confirmed / "search.yaml").read_text())["objective"] == {"target": "accuracy>=0.5"}
+    assert Experiment.read(confirmed).limit.target == "accuracy>=0.5"
     runs = record.read_trials(confirmed)
     assert {(run.status, len(run.points)) for run in runs} == {("ok", 1)}
     assert len(result["confirmed_values"]) == len(runs) // 2 == 3

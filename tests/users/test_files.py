@@ -279,7 +279,7 @@ def checked_space(tmp_path, text, **search):
     created, found = preflight.create(
         tmp_path / "s", wanted, {**content, **({"search": search} if search else {})}, said.append
     )
-    again = search_space.load(tmp_path / "s/search.yaml")
+    again = search_space.load(tmp_path / "s/experiment.yaml")
     assert (again.dimensions, again.candidates) == (created.dimensions, created.candidates)
     return created, found, said
 

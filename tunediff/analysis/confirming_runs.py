@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tunediff import config as cfg
 from tunediff.analysis import Results, noise
 from tunediff.analysis.statistics import LEVEL
+from tunediff.experiment.model import Experiment, is_search
 
 FIRST_SHARE, FURTHER_SHARE = 0.85, 0.15
 """Share of the error that the first confirmation of a search spends, and that each further one
@@ -33,7 +33,7 @@ def level(folder: Path) -> float:
 
 def folder_within(folder: Path) -> str:
     """Return a folder of confirming runs relative to its search, `confirm-2`; '' for a search."""
-    return folder.name if (folder.parent / "search.yaml").is_file() else ""
+    return folder.name if is_search(folder.parent) else ""
 
 
 def folders(search: Path) -> list[Path]:
@@ -49,7 +49,7 @@ def of_finalists(search: Path, trials: object) -> Path | None:
         return sorted(json.dumps(point, sort_keys=True, default=str) for point in points or ())
 
     for path in folders(search):
-        if unordered(cfg.read_yaml(path / "search.yaml").get("trials")) == unordered(trials):
+        if unordered(Experiment.read(path).space.get("trials")) == unordered(trials):
             return path
     return None
 

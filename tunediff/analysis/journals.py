@@ -17,6 +17,7 @@ from tunediff.analysis import Results, is_number
 from tunediff.config import ConfigError
 from tunediff.core import text, trial_record
 from tunediff.core.trial_record import Line, TrialRecord
+from tunediff.experiment import model
 from tunediff.search_space import SearchSpace
 
 _WRONG = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
@@ -48,11 +49,11 @@ def read(folder: Path) -> tuple[Results, dict[str, str]]:
 
 def _space(folder: Path) -> SearchSpace:
     """Read the search file of a folder. Raises `ConfigError`."""
-    if folder.is_dir() and not (folder / "search.yaml").is_file():
+    if folder.is_dir() and not model.is_search(folder):
         content = "a training" if (folder / trial_record.JOURNAL).is_file() else "no search"
         raise ConfigError(
             f"{folder.name}: holds {content}; a report needs the folder of a search, with its"
-            " search.yaml"
+            f" {model.FILE}"
         )
     path = search_space.of_search(folder)
     try:

@@ -7,18 +7,15 @@ somebody else's: no configuration or code of the sides is needed.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tunediff.analysis.outcome import failed
 from tunediff.analysis.sequential import Look, Rules, look
-from tunediff.analysis.statistics import LEVEL
 from tunediff.analysis.targets import (
-    Counted,
     QualityGate,
     ended_at_target,
     equal_gate,
@@ -30,6 +27,7 @@ from tunediff.core import trial_record
 from tunediff.core.outcomes import State, Status, Verdict
 from tunediff.core.target import Target
 from tunediff.core.trial_record import TrialRecord
+from tunediff.experiment.model import Better, Counted, Experiment, Mode
 
 RENEWED, SHARED, ONE_EACH = "renewed in every pair", "shared by both sides", "one for each side"
 BEFORE_THE_PAIRS = {
@@ -47,8 +45,6 @@ BEFORE_THE_PAIRS = {
 a side is in all of its pairs, where a paired test takes it for a difference."""
 JUDGE, HOLDOUT = "judge.py", "holdout.py"
 """Copies of what judges a comparison's runs, and judges them again: `judge.locked_judge`."""
-Mode = Literal["min", "max"]
-Better = Literal["value", "time"]
 Runs = list[tuple[TrialRecord | None, TrialRecord | None]]
 """(A, B) of every pair that has begun."""
 
@@ -82,28 +78,24 @@ class PairTest:
     """Name of the metric as runs and judges print it: that of points where a run judges itself."""
 
     @classmethod
-    def read(cls, folder: Path, content: Mapping[str, Any]) -> PairTest:
-        """Return the test of the comparison in a folder, whose file has this content."""
-        rules = Rules(
-            content.get("level", LEVEL),
-            content.get("one_sided", False),
-            content.get("fixed", False),
-        )
-        target, objective = content.get("target"), content["objective"]
+    def read(cls, folder: Path, experiment: Experiment) -> PairTest:
+        """Return the test of the comparison in a folder."""
+        test, objective = experiment.test, experiment.objective
+        target = experiment.limit.target
         return cls(
             read_runs(folder),
-            objective if content.get("judge") is None else f"final_{objective}",
-            content["mode"],
-            content["pairs"],
-            content["within"],
-            rules,
-            content.get("better", "value"),
+            objective if experiment.judge is None else f"final_{objective}",
+            experiment.mode,
+            test.pairs,
+            test.within,
+            Rules(test.level, test.one_sided, test.fixed),
+            test.better,
             Target.of(target, "target") if target is not None else None,
-            content.get("margin"),
-            content.get("counted", "end"),
-            content.get("at_once", 1),
-            content.get("equal", False),
-            content.get("same_seed", False),
+            test.margin,
+            test.counted,
+            experiment.devices,
+            test.equal,
+            experiment.same_seed,
             objective,
         )
 

@@ -21,9 +21,9 @@ from tunediff.core.clock import ClockSummary, Unit, UnitName
 from tunediff.core.outcomes import Verdict
 from tunediff.core.refusals import allow
 from tunediff.core.trial_record import TrialRecord
+from tunediff.experiment.model import Experiment, is_comparison
 from tunediff.search_space import SearchBudget
 
-FILE = "compare.yaml"
 CODE = "code.json"
 """File in its folder with the code of both sides and the first seed; see `judge.frozen_code`."""
 LEDGER = "ledger.json"
@@ -219,11 +219,7 @@ class Pairs:
 
 def of_commands(folder: Path) -> bool:
     """Return whether a folder holds a comparison of commands; says nothing of other faults."""
-    file = folder / SIDES[0] / recorded.CONFIG
-    if not file.is_file():
-        return False
-    content = cfg.read_yaml(file)
-    return isinstance(content, dict) and cfg.is_command(str(content.get("workload")))
+    return is_comparison(folder) and Experiment.read(folder).runner == "command"
 
 
 def margin(words: str | None, metric: Metric) -> float | None:
@@ -253,27 +249,24 @@ def _json(file: Path) -> Values:
 
 def read(folder: Path) -> Pairs:
     """Read the comparison in a folder. Raises `ConfigError` if it is none."""
-    if not (folder / FILE).is_file():
-        comparisons = sorted(path.parent.name for path in folder.parent.glob(f"*/{FILE}"))
+    if not is_comparison(folder):
+        comparisons = sorted(path.name for path in folder.parent.glob("*/") if is_comparison(path))
         names = ", ".join(comparisons) or "none"
         raise ConfigError(
             f"{folder.name}: no such comparison in {folder.parent}; there are: {names}"
         )
-    content = cfg.read_yaml(folder / FILE)
-    needed = {"a", "b", "budget_s", "pairs", "within", "compile", "objective", "mode"}
-    if missing := needed - content.keys():
-        raise ConfigError(f"{folder / FILE}: is damaged: {', '.join(sorted(missing))} is missing")
+    experiment = Experiment.read(folder)
     configs = tuple(cfg.load(folder / side / recorded.CONFIG) for side in SIDES)
     return Pairs(
         folder,
-        (content["a"], content["b"]),
+        (experiment.candidates["A"], experiment.candidates["B"]),
         (configs[0], configs[1]),
-        content["budget_s"],
-        content["compile"] == "charged",
-        PairTest.read(folder, content),
-        content.get("unit", "wall"),
+        experiment.limit.budget or 0.0,
+        experiment.limit.compile == "charged",
+        PairTest.read(folder, experiment),
+        experiment.limit.unit,
         _json(folder / CODE),
         _json(folder / LEDGER),
-        (content.get("judge"), content.get("holdout")),
+        (experiment.judge, experiment.holdout),
         _json(folder / HOLDOUT_VALUES),
     )

@@ -9,7 +9,7 @@ called better at most as often as the weaker of the two tests errs.
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +22,7 @@ from tunediff.core.errors import ConfigError
 from tunediff.core.outcomes import Status
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import TrialRecord
-
-Counted = Literal["first", "end"]
-"""Which seconds count: those until the target is first met, or those of the whole run."""
+from tunediff.experiment.model import Counted
 
 
 class QualityGate(NamedTuple):

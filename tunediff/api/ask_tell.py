@@ -36,6 +36,7 @@ from tunediff.core.progress import log_exceptions
 from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import RESERVED, WORDS, End
+from tunediff.experiment.model import is_search
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.optuna_proposer import OptunaProposer
@@ -344,7 +345,7 @@ def open_study(
         if name is not None:
             remote.pull(place / name)
         exists = workload is None and not knobs and name is not None and (place / name).exists()
-        if name is not None and not exists and (place / name / "search.yaml").is_file():
+        if name is not None and not exists and is_search(place / name):
             goes_on = (
                 f"tunediff.open_study(name={name!r}, storage={str(storage)!r}) goes on with it"
             )

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from tunediff.analysis.targets import Counted
 from tunediff.api.options import JobOptions, ProofOptions, TargetOptions, VerdictOptions
 from tunediff.command.definition import CommandDefinition, Mode, OutcomeName, default_mode
 from tunediff.config import ConfigError
 from tunediff.core.options import option, words_option
 from tunediff.core.refusals import allow
+from tunediff.experiment.model import Counted
 from tunediff.search_space import duration_s
 
 

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from tunediff.config import ConfigError, Metric, Values
 from tunediff.core import text
 from tunediff.core.files import write_text
 from tunediff.core.refusals import allow, writing
+from tunediff.experiment.model import Experiment
 from tunediff.judge.frozen_code import SideCode
 from tunediff.report import pair_plan
 from tunediff.search_space.model import PAIR_SEED_OFFSET
@@ -64,19 +65,19 @@ class CommandCompareRequest:
     sides: tuple[Side, Side]
     budget_s: float | None
     """Seconds of a run; None: it runs to its own end."""
-    rules: Mapping[str, Any]
-    """See `VerdictOptions.verdict_content`."""
+    experiment: Experiment
+    """See `VerdictOptions.experiment`."""
     seed: int | None = None
     """Seed of the first pair; None: it follows from the code of both sides."""
 
     @property
     def max_pairs(self) -> int:
-        return int(self.rules["pairs"])
+        return self.experiment.test.pairs
 
     @property
     def at_once(self) -> int:
         """Return how many runs there are at the same time."""
-        return int(self.rules.get("at_once", 1))
+        return self.experiment.devices
 
 
 def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
@@ -89,8 +90,8 @@ def prepare(options: CommandCompareOptions) -> CommandCompareRequest:
     definition = both[0].definition
     needed = [side.definition.gpus for side in both if side.definition.gpus > 1]
     allow(not (options.parallel and needed), "gpus", needed, "1 with --parallel")
-    rules = options.verdict_content(Metric(definition.objective, definition.mode), options.counted)
-    check_days(budget_s or 0.0, rules["pairs"], options.force)
+    rules = options.experiment(Metric(definition.objective, definition.mode), options.counted)
+    check_days(budget_s or 0.0, rules.test.pairs, options.force)
     return CommandCompareRequest(folder, both, budget_s, rules, options.seed)
 
 
@@ -255,18 +256,19 @@ def create(request: CommandCompareRequest) -> None:
                 runs_in = folder / inside.relative_to(new.absolute())
             config = cfg.take_along(side.configuration(name, runs_in), new / name)
             config = cfg.override(config, {"seed": request.seed or 0}, check=False)
-            if request.rules["equal"] and configs:
+            if request.experiment.test.equal and configs:
                 config = twin(config)
             write_text(new / name / "config.yaml", cfg.dump(config, folder=new / name))
             configs.append(config)
             codes.append(SideCode.of(new / name, inside, working_copy=not side.in_worktree))
         seeded = any("seed" in side.definition.template.names for side in request.sides)
         freeze(new, configs, codes, draws=request.seed is None and seeded)
-        names = {"a": request.sides[0].name, "b": request.sides[1].name}
-        clock = {"compile": "charged", "unit": "wall"}
-        content = names | {"budget_s": request.budget_s or 0.0} | dict(request.rules) | clock
-        content["same_seed"] = request.sides[0].definition.same_seed
-        write_text(new / pairs.FILE, cfg.to_yaml(content))
+        request.experiment.changed(
+            runner="command",
+            candidates={name: side.name for name, side in _named(request)},
+            limit={"budget": request.budget_s},
+            same_seed=request.sides[0].definition.same_seed,
+        ).write(new)
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
         undo.pop_all()
     for name in pairs.SIDES:

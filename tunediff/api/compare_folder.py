@@ -29,7 +29,7 @@ def create(request: CompareRequest) -> None:
             write_text(new / side / "config.yaml", cfg.dump(own_configs[-1], folder=new / side))
         codes = [SideCode.of(new / side) for side in pairs.SIDES]
         freeze(new, own_configs, codes, request.draws_seeds)
-        write_text(new / pairs.FILE, cfg.to_yaml(dict(request.content)))
+        request.experiment.write(new)
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
 
 

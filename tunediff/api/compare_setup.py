@@ -26,6 +26,7 @@ from tunediff.core import listeners, machine_options, remote
 from tunediff.core import trial_record as record
 from tunediff.core.options import option, words_option
 from tunediff.core.refusals import allow, check_name, check_new, timed_name
+from tunediff.experiment.model import FILE, Experiment
 from tunediff.judge import frozen_code
 from tunediff.report import pair_plan
 from tunediff.report.plan import MOST_DAYS
@@ -74,8 +75,7 @@ class CompareRequest:
     side_words: tuple[list[str], list[str]]
     sides: list[Systems]
     """Configurations of A and B."""
-    content: Mapping[str, Any]
-    """Its file, `pairs.FILE`."""
+    experiment: Experiment
     measured: Mapping[str, Any]
     """What was measured of A, if it is of a user's workload."""
     temporary: Path
@@ -95,7 +95,7 @@ def resume(options: CompareOptions | CommandCompareOptions) -> Path:
             f"--resume: takes both sides, budget, pairs and rules from the folder: {untrue}"
         )
     storage = Path(options.storage)
-    folder = folder_of(str(options.resume), storage, pairs.FILE).resolve()
+    folder = folder_of(str(options.resume), storage).resolve()
     remote.check(storage)
     for trial in record.read_trials(folder):
         if not trial.finished:
@@ -113,9 +113,9 @@ def new_folder(options: CompareOptions | CommandCompareOptions) -> Path:
     name = timed_name("compare") if options.name is None else options.name
     remote.check(Path(options.storage))
     folder = Path(options.storage).resolve() / name
-    remote.pull(folder / pairs.FILE)
+    remote.pull(folder / FILE)
     check_name(name)
-    check_new(folder, pairs.FILE)
+    check_new(folder, FILE)
     return folder
 
 
@@ -152,28 +152,30 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
         if options.equal:
             sides[1] = twin(sides[1])
         _check_parallel(options, sides)
-        rules = options.verdict_content(cfg.of(sides[0]).objective, "first")
+        rules = options.experiment(cfg.of(sides[0]).objective, "first")
         fits = options.better == "value" or options.target is not None
         allow(fits, "--better", options.better, "a --target: every run takes its budget")
-        most = rules["pairs"]
+        test = rules.test
+        most = test.pairs
         check_days(budget_s, most, options.force)
         # What a cluster elsewhere has is not known before it is asked.
         device = resources.local().device if options.address is None else None
         compare_sides.refuse_pointless(side_words, sides, most)
         compare_sides.refuse_equal(side_words, sides, device)
         machine_options.warn_emulated((config.precision.amp for config in sides), options.address)
-        content = {
-            "a": " ".join(side_words[0]),
-            "b": " ".join(side_words[1]) + TWIN * options.equal,
-            "budget_s": float(budget_s),
-            **rules,
+        names = [" ".join(side_words[0]), " ".join(side_words[1]) + TWIN * options.equal]
+        limit = {
+            "budget": float(budget_s),
             "compile": options.compile or "charged",
             "unit": options.unit or "wall",
         }
+        experiment = rules.changed(
+            candidates=dict(zip(pairs.SIDES, names, strict=True)), limit=limit
+        )
         measured = _check_sides(sides, side_words, options, say)
         draws_seeds = options.seed is None and not named
         yield CompareRequest(
-            folder, side_words, sides, content, measured, Path(temporary).resolve(), draws_seeds
+            folder, side_words, sides, experiment, measured, Path(temporary).resolve(), draws_seeds
         )
 
 
@@ -214,10 +216,11 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
             if config.parallel.processes == 1:
                 of_runs = functools.partial(kept(local.TRIALS).prepare, config.schema.workload)
         measured = {**probe.before_search(config, True, not options.dry_run, prepared=of_runs)}
-    names, content = [" ".join(words) for words in request.side_words], request.content
+    names, experiment = [" ".join(words) for words in request.side_words], request.experiment
+    test, limit = experiment.test, experiment.limit
     return pair_plan.values(
-        names, request.sides, content["pairs"], content["budget_s"], content["unit"], measured,
-        content.get("at_once", 1),
+        names, request.sides, test.pairs, limit.budget or 0.0, limit.unit, measured,
+        experiment.devices,
     )  # fmt: skip
 
 

@@ -9,15 +9,16 @@ from typing import Any, get_args
 
 from tunediff import config as cfg
 from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import HOLDOUT, JUDGE, Better
+from tunediff.analysis.pair_test import HOLDOUT, JUDGE
 from tunediff.analysis.statistics import LEVEL
-from tunediff.analysis.targets import Counted, margin_of
+from tunediff.analysis.targets import margin_of
 from tunediff.command.trial import command_line
 from tunediff.config import ConfigError, Metric, Systems, of
 from tunediff.core.machine_options import MachineOptions
 from tunediff.core.options import Options, StorageOptions, option
 from tunediff.core.refusals import allow
 from tunediff.core.target import Target
+from tunediff.experiment.model import Better, Counted, Experiment, Limit, SequentialTest
 from tunediff.integrations.services import SERVICES
 from tunediff.judge import locked_judge, proof
 from tunediff.judge.frozen_code import sha256
@@ -63,7 +64,7 @@ class TargetOptions(Options):
 class VerdictOptions(TargetOptions):
     """How a comparison comes to its verdict; fixed before its first run."""
 
-    better: str = option(
+    better: Better = option(
         "value",
         "what B must be better in: the metric's value (default), or time, with values that are"
         " shown to meet --target, to be no worse by --margin, or equal --within",
@@ -112,8 +113,8 @@ class VerdictOptions(TargetOptions):
         False, "with --ledger: A is the version that was confirmed last, and B the head"
     )
 
-    def verdict_content(self, metric: Metric, counted: Counted) -> dict[str, Any]:
-        """Return what the file of a comparison says of it. Raises `ConfigError`.
+    def experiment(self, metric: Metric, counted: Counted) -> Experiment:
+        """Return what the file of a comparison says of its verdict. Raises `ConfigError`.
 
         counted: which seconds of a run count, if they decide.
         """
@@ -122,19 +123,26 @@ class VerdictOptions(TargetOptions):
         allow(3 <= most <= 100, "--pairs", most, allowed)
         allow(0.001 <= self.level <= 0.5, "--level", self.level, "0.001 to 0.5")
         allow(self.ledger or not self.confirm, "--confirm", self.confirm, "with --ledger")
-        return {
-            "objective": metric.name,
-            "mode": metric.mode,
-            "pairs": most,
-            "within": pairs.margin(self.within, metric),
-            "level": self._level(),
-            "one_sided": self.one_sided,
-            "fixed": self.fixed,
-            "equal": self.equal,
-            **({"at_once": len(at_once.run_devices())} if self.parallel else {}),
+        self._check_time(metric)
+        return Experiment(
+            kind="comparison",
+            objective=metric.name,
+            mode=metric.mode,
+            limit=Limit(target=self.target),
+            test=SequentialTest(
+                pairs=most,
+                within=pairs.margin(self.within, metric),
+                level=self._level(),
+                one_sided=self.one_sided,
+                fixed=self.fixed,
+                equal=self.equal,
+                better=self.better,
+                margin=margin_of(self.margin),
+                counted=counted if self.better == "time" else "end",
+            ),
+            devices=len(at_once.run_devices()) if self.parallel else 1,
             **self._judge_content(),
-            **self._time_content(metric, counted),
-        }
+        )
 
     def _judge_content(self) -> dict[str, Any]:
         """Return the digests of both judges, where there are any."""
@@ -156,24 +164,18 @@ class VerdictOptions(TargetOptions):
             return self.level
         return own_level(Ledger.read().level(self.level), self)
 
-    def _time_content(self, metric: Metric, counted: Counted) -> dict[str, Any]:
+    def _check_time(self, metric: Metric) -> None:
         by_time = self.better == "time"
         for name in ("target", "margin"):
             value = getattr(self, name)
             allow(value is None or by_time, f"--{name}", value, "none without --better time")
         if not by_time:
-            return {}
+            return
         given = any(value is not None for value in (self.target, self.margin, self.within))
         allowed = "a --target, a --margin or --within: what is fast need not be good"
         allow(given, "--better", "time", allowed)
         if self.target is not None:
             Target.of_objective(self.target, metric.name, metric.mode, "--target")
-        return {
-            "better": "time",
-            "target": self.target,
-            "margin": margin_of(self.margin),
-            "counted": counted,
-        }
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from tunediff import analysis, search_space
-from tunediff import config as cfg
 from tunediff.analysis import evidence, journals
 from tunediff.api.options import JobOptions, TargetOptions, check_files
 from tunediff.command.search import check_baseline
@@ -26,6 +25,7 @@ from tunediff.core.listeners import Activity
 from tunediff.core.machine import emulated as emulated_formats
 from tunediff.core.options import option, words_option
 from tunediff.core.refusals import allow, check_name, check_new, check_writable, timed_name
+from tunediff.experiment.model import FILE, Experiment, is_search
 from tunediff.judge import frozen_code
 from tunediff.report import plan
 from tunediff.search_space import MOST_FINALISTS, SearchSpace
@@ -301,7 +301,7 @@ def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
     allow(fits, "--total", str(options.total), f"at least {math.ceil(spent_s)}s, which are spent")
     others: dict[str, Any] = {"track": options.track} if options.track is not None else {}
     if options.confirm is not None:
-        earlier = cfg.read_yaml(folder / "search.yaml").get("confirm")
+        earlier = Experiment.read(folder).space.get("confirm")
         others |= _confirming(options.confirm, earlier) or {"confirm": None}
     return experiment.reopen(folder, limits, keep=not options.dry_run, others=others)
 
@@ -317,9 +317,9 @@ def _new(options: SearchOptions) -> SearchRequest:
     """Return folder, space and search file of a new search. Raises `ConfigError`."""
     storage = options.folder_of_all
     if options.name is not None:
-        remote.pull(storage / options.name / "search.yaml")
+        remote.pull(storage / options.name / FILE)
         check_name(options.name)
-        check_new(storage / options.name, "search.yaml")
+        check_new(storage / options.name, FILE)
     files = [word for word in options.words if "=" not in word]
     settings = [word for word in options.words if "=" in word]
     if len(files) > 1:
@@ -337,7 +337,7 @@ def _new(options: SearchOptions) -> SearchRequest:
     content = narrowed.content
     if (name := content.get("warm_start")) is not None:
         earlier = search_space.folder_of(name, storage)
-        allow((earlier / "search.yaml").is_file(), "--warm-start", name, f"a search in {storage}")
+        allow(is_search(earlier), "--warm-start", name, f"a search in {storage}")
         points = experiment.best_points(space, earlier)
         content = {**content, "first": [*content.get("first", ()), *points]}
         space = search_space.parse(

@@ -17,6 +17,7 @@ from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
 from tunediff.core.outcomes import Status
 from tunediff.core.refusals import allow, check_name, writing
+from tunediff.experiment.model import kind_of
 from tunediff.integrations.services import SERVICES
 from tunediff.search_space import duration_s
 from tunediff.training.knobs import Optimized
@@ -177,9 +178,8 @@ def check_folder(request: TrainRequest) -> None:
     """Refuse a folder that holds another training. Raises `ConfigError`."""
     config, folder = request.config, request.folder
     where, again = text.shown(folder), "repeat it to resume, or choose another --out"
-    for file, kind in (("search.yaml", "search"), ("compare.yaml", "comparison")):
-        if (folder / file).exists():
-            raise ConfigError(f"--out: {where} holds a {kind}; choose another --name or --out")
+    if (kind := kind_of(folder)) is not None:
+        raise ConfigError(f"--out: {where} holds a {kind}; choose another --name or --out")
     trial = record.read_trial(folder)
     if trial is None or starts_over(trial, folder):
         return

@@ -17,12 +17,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tunediff import config as cfg
 from tunediff.analysis import online_fdr, pairs
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.git import git
 from tunediff.core.outcomes import Verdict
+from tunediff.experiment.model import Experiment
 
 FILE = Path(".tunediff") / "ledger.jsonl"
 RECHECK = 5
@@ -133,8 +133,8 @@ def begin(folder: Path, options: Any) -> None:
         return
     with _locked() as ledger:
         key, level = uuid.uuid4().hex, ledger.level(options.level)
-        rules = cfg.read_yaml(folder / pairs.FILE)
-        write_text(folder / pairs.FILE, cfg.to_yaml({**rules, "level": own_level(level, options)}))
+        test = {"level": own_level(level, options)}
+        Experiment.read(folder).changed(test=test).write(folder)
         line = {"name": folder.name, "level": level, "head": ledger.head}
         ledger.append("begin", id=key, **line, confirms=options.confirm)
         state = Ledger.read().state(key, options.level)

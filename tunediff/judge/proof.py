@@ -1,7 +1,7 @@
 """Write the folder of a result that a stranger can check: `compare --out`.
 
 It holds the files of the comparison from which its verdict follows, so that it can be read as one:
-`compare.yaml`, both sides with their code, the journal and the log of each run; and beside them the
+`experiment.yaml`, both sides with their code, the journal and the log of each run; and beside them the
 result as JSON and as Markdown, the environment, and the SHA-256 of each file.
 """
 
@@ -24,6 +24,7 @@ from tunediff.config.code import FOLDER
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.trial_record import JOURNAL
+from tunediff.experiment import model
 from tunediff.judge import frozen_code, locked_judge
 from tunediff.judge.frozen_code import sha256
 from tunediff.report import pair_summary
@@ -32,7 +33,7 @@ from tunediff.tuning.local import OUTPUT
 
 FILE, RESULT, COMMENT = frozen_code.PROOF, "result.json", "result.md"
 FILES = (
-    pairs.FILE, pairs.CODE, pairs.LEDGER, pairs.HOLDOUT_VALUES, JUDGE, HOLDOUT, OUTPUT,
+    model.FILE, pairs.CODE, pairs.LEDGER, pairs.HOLDOUT_VALUES, JUDGE, HOLDOUT, OUTPUT,
     sessions.SESSIONS,
 )  # fmt: skip
 """Files of a comparison besides its sides and its runs, of which some may not be there."""

@@ -27,6 +27,8 @@ from tunediff.core.files import write_text
 from tunediff.core.outcomes import Status
 from tunediff.core.refusals import check_name, check_new, timed_name, writing
 from tunediff.core.trial_record import TrialRecord
+from tunediff.experiment import model
+from tunediff.experiment.model import Experiment
 from tunediff.judge import frozen_code, locked_judge, proof
 from tunediff.report.pair_summary import measured
 from tunediff.report.words import EFFECTS
@@ -45,8 +47,7 @@ class CheckedFolder:
 
     folder: Path
     test: PairTest
-    content: Mapping[str, Any]
-    """Its file, `pairs.FILE`."""
+    experiment: Experiment
     files: Mapping[str, str]
     """SHA-256 of its files by name."""
     faults: list[str]
@@ -59,8 +60,8 @@ class CheckedFolder:
         """Return the result of the check, for `verify --json`."""
         return {
             "folder": str(self.folder),
-            "a": self.content["a"],
-            "b": self.content["b"],
+            "a": self.experiment.candidates["A"],
+            "b": self.experiment.candidates["B"],
             "verified": not self.faults,
             "faults": self.faults,
             "notes": self.notes,
@@ -70,7 +71,7 @@ class CheckedFolder:
 
 def check(folder: Path) -> CheckedFolder:
     """Check a folder that `compare --out` has written. Raises `ConfigError` for another one."""
-    for name in (proof.FILE, proof.RESULT, pairs.FILE, pairs.CODE):
+    for name in (proof.FILE, proof.RESULT, model.FILE, pairs.CODE):
         if not (folder / name).is_file():
             raise ConfigError(
                 f"{folder}: has no {name}; allowed: what tunediff compare --out has written"
@@ -78,24 +79,21 @@ def check(folder: Path) -> CheckedFolder:
     said, result, code = (
         frozen_code.read_json(folder / name) for name in (proof.FILE, proof.RESULT, pairs.CODE)
     )
-    content = cfg.read_yaml(folder / pairs.FILE)
+    experiment = Experiment.read(folder)
     cfg.check_format(said.get("format"), f"{folder / proof.FILE}: format")
-    for key in ("objective", "mode", "pairs", "within"):
-        if key not in content:
-            raise ConfigError(f"{folder / pairs.FILE}: is damaged: {key} is missing")
-    test = PairTest.read(folder, content)
+    test = PairTest.read(folder, experiment)
     files, large = said.get("files", {}), said.get("not_copied", {})
     computed = measured(test) | {"first_seed": code["first_seed"], "seeds_drawn": code["drawn"]}
     for side, name in zip(recorded.SIDES, ("a", "b"), strict=True):
-        computed |= {name: content[name], f"{name}_digest": code[side]["digest"]}
+        computed |= {name: experiment.candidates[side], f"{name}_digest": code[side]["digest"]}
     faults = [
         *_other_files(folder, files),
-        *_other_rules(folder, content),
+        *_other_rules(folder, test),
         *_other_numbers(computed, result),
         *_other_comment(folder / proof.COMMENT, test, computed),
         *_other_code(folder, code, large),
         *_other_runs(folder, code, test),
-        *_other_judges(folder, content),
+        *_other_judges(folder, experiment),
     ]
     notes = [
         f"{side}: its files changed while it ran; the copy is of the end"
@@ -104,7 +102,7 @@ def check(folder: Path) -> CheckedFolder:
     notes += [f"{name}: {file['bytes']} bytes, is not there" for name, file in large.items()]
     notes += filter(None, [frozen_code.not_counted(code)])
     notes += [] if code["drawn"] else ["its first seed was chosen, or it has none"]
-    return CheckedFolder(folder, test, content, files, faults, notes)
+    return CheckedFolder(folder, test, experiment, files, faults, notes)
 
 
 def _other_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
@@ -122,13 +120,13 @@ def _other_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{name}: was not there" for name in found.keys() - files.keys())
 
 
-def _other_rules(folder: Path, content: Mapping[str, Any]) -> Iterator[str]:
+def _other_rules(folder: Path, test: PairTest) -> Iterator[str]:
     """Yield each rule that `compare` refuses; a ledger's levels may be small."""
-    level, most = content.get("level", 0.05), content["pairs"]
+    level, most = test.rules.level, test.max_pairs
     if not (0.001 <= level <= 0.5 or (0 < level < 0.5 and (folder / pairs.LEDGER).is_file())):
-        yield f"{pairs.FILE}: level: {level} is not allowed; allowed: 0.001 to 0.5"
+        yield f"{model.FILE}: level: {level} is not allowed; allowed: 0.001 to 0.5"
     if not 3 <= most <= 100:
-        yield f"{pairs.FILE}: pairs: {most} is not allowed; allowed: 3 to 100"
+        yield f"{model.FILE}: pairs: {most} is not allowed; allowed: 3 to 100"
 
 
 def _other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[str]:
@@ -239,10 +237,10 @@ def _other_log(
         yield f"{place.name}/{log.name}: has no {value}, the value of the run by its journal"
 
 
-def _other_judges(folder: Path, content: Mapping[str, Any]) -> Iterator[str]:
+def _other_judges(folder: Path, experiment: Experiment) -> Iterator[str]:
     """Yield each judge that is not the one that was locked."""
     for key, name in (("judge", JUDGE), ("holdout", HOLDOUT)):
-        digest = content.get(key)
+        digest = getattr(experiment, key)
         if digest is not None and frozen_code.sha256(folder / name) != digest:
             yield f"{name}: is not the {key} that was locked"
 
@@ -264,7 +262,7 @@ def reproduce(source: Path, storage: Path, name: str | None, say: Callable[[str]
     check_name(name)
     check_new(folder)
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
-    parts = (pairs.FILE, pairs.CODE, JUDGE, HOLDOUT, *recorded.SIDES)
+    parts = (model.FILE, pairs.CODE, JUDGE, HOLDOUT, *recorded.SIDES)
     with writing("--storage", folder):
         for file in checked.files:  # what has a digest, and nothing else
             if file.partition("/")[0] in parts:
@@ -272,7 +270,8 @@ def reproduce(source: Path, storage: Path, name: str | None, say: Callable[[str]
         for side in recorded.SIDES:
             _run_in_copy(new / side, folder / side)
         new.rename(folder)
-    say(f"runs the code in {source}: A is {checked.content['a']}, B is {checked.content['b']}")
+    names = checked.experiment.candidates
+    say(f"runs the code in {source}: A is {names['A']}, B is {names['B']}")
     return folder
 
 

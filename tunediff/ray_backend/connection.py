@@ -24,6 +24,7 @@ from tunediff.core.listeners import Listeners
 from tunediff.core.progress import log_exceptions
 from tunediff.core.signals import terminable
 from tunediff.core.template import TemplateError
+from tunediff.experiment.model import is_search
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import local, resources
 from tunediff.tuning.at_once import RunDevice
@@ -200,7 +201,7 @@ def one_by_one(
 
 def _headless(folder: Path, address: str | None) -> None:
     """Print why and end this process: its other threads wait for Ray, which waits for its head."""
-    module = "search" if (folder / "search.yaml").exists() else "compare"
+    module = "search" if is_search(folder) else "compare"
     lost = (
         "a process of Ray was killed"
         if address is None

@@ -8,6 +8,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.config.knobs import nearest
 from tunediff.core import remote, text
+from tunediff.experiment import model
 
 _PACKAGE = Path(__file__).resolve().parents[1]
 # In a checkout the search files lie beside the package; an installed wheel carries them inside it.
@@ -32,8 +33,8 @@ def find(name: str | None) -> Path:
             return path
     if Path(name).is_dir():
         hint = f"to learn the images in it: {text.command('search', 'images', f'data.path={name}')}"
-        if (inside := Path(name) / "search.yaml").is_file():
-            hint = f"its search file is {inside}"
+        if model.is_search(Path(name)):
+            hint = f"its search file is {Path(name) / model.FILE}"
         raise ConfigError(f"{name}: is a folder, not a search file; {hint}")
     if Path(name).exists():  # a device: reading it says what is wrong
         return Path(name)
@@ -53,24 +54,27 @@ def is_workload(path: Path) -> bool:
     return cfg.is_users(str(path).partition(":")[0])
 
 
-def folder_of(name: str, storage: Path, file: str = "search.yaml") -> Path:
-    """Return the absolute folder with `file` that a user names: inside `storage`, or as a path.
+def folder_of(name: str, storage: Path) -> Path:
+    """Return the absolute folder of an experiment that a user names: inside `storage`, or as a
+    path.
 
     What is new at a storage's address is fetched, without weights. Raises `ConfigError`.
     """
     remote.pull(storage / name)
     places = (storage / name, Path(name))
-    return next((place for place in places if (place / file).is_file()), places[0]).absolute()
+    return next(
+        (place for place in places if model.kind_of(place) is not None), places[0]
+    ).absolute()
 
 
 def of_search(folder: Path) -> Path:
-    """Return the search file in the folder of a search.
+    """Return the file in the folder of a search.
 
     Raises `ConfigError` if there is none, with a list.
     """
-    if not (folder / "search.yaml").is_file():
-        searches = sorted(path.parent.name for path in folder.parent.glob("*/search.yaml"))
+    if not model.is_search(folder):
+        searches = sorted(path.name for path in folder.parent.glob("*/") if model.is_search(path))
         missing = f"{folder.name or folder}: no such search in {folder.parent}"
         others = ", ".join(searches) or "none; --storage names another folder"
         raise ConfigError(f"{missing}; there are: {others}")
-    return folder / "search.yaml"
+    return folder / model.FILE

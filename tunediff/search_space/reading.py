@@ -19,6 +19,7 @@ from tunediff import config as cfg
 from tunediff.config import Lines, Metric, Workload
 from tunediff.config.knobs import refuse
 from tunediff.core.target import Target
+from tunediff.experiment.model import Experiment
 from tunediff.search_space import study
 from tunediff.search_space.consistency import check_space, check_together
 from tunediff.search_space.files import is_workload, of_search
@@ -48,7 +49,7 @@ def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> 
 def load_recorded(folder: Path) -> SearchSpace:
     """Return the recorded space of a search folder. Raises `ConfigError`."""
     path = of_search(folder)
-    return parse(cfg.read_yaml(path), str(path), folder)
+    return parse(read(path), str(path), folder)
 
 
 def read(
@@ -62,6 +63,8 @@ def read(
     `parallel.strategy: all` becomes the strategies that share something, `dp` only with a GPU.
     """
     content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
+    if "kind" in content:  # of a search that has been made
+        return Experiment.of(content, str(path)).search_file
     if type(finalists := content.get("confirm")) is int:  # as --confirm has it
         content["confirm"] = {"of": finalists}
         if finalists == 0:

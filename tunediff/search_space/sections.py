@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -18,11 +17,11 @@ from pydantic import BeforeValidator, Field, TypeAdapter
 from tunediff.config import ConfigError, Knob, Lines, Values
 from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, nearest, refuse, section
 from tunediff.core import text
+from tunediff.experiment.model import EarlyStopping, seconds_of
 
 MAX_SEEDS = 100
 MOST_FINALISTS = 20
 Service = Literal["wandb", "mlflow", "trackio", "tensorboard"]
-EarlyStopping = Literal["none", "asha"]
 Sampler = Literal[
     "TPESampler",
     "GPSampler",
@@ -39,7 +38,6 @@ COSTS: tuple[str, ...] = get_args(Cost)
 """Allowed second objectives, which are minimized: device memory, seconds × devices and
 price."""
 T = TypeVar("T")
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
 
 
 class Seconds(float):
@@ -53,13 +51,7 @@ def _seconds(value: Any) -> float:
     """Return the seconds of a duration. Raises `ValueError`."""
     if isinstance(value, Seconds):
         return value
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None or not any(match.groups()):
-        raise ValueError("is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m")
-    hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    if not (total := 3600 * hours + 60 * minutes + seconds) > 0:
-        raise ValueError("is empty; allowed: a duration above 0, e.g. 90s")
-    return total
+    return seconds_of(value)
 
 
 def duration_s(value: str | float, where: str) -> Seconds:

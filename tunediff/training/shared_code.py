@@ -25,6 +25,7 @@ from tunediff.config import Systems
 from tunediff.core import environment
 from tunediff.core.clock import Clock
 from tunediff.core.files import write_text
+from tunediff.experiment import model as experiment
 
 FOLDER = ".compiled"
 """Folder of a search; the point hides it from what is copied to an address."""
@@ -41,9 +42,9 @@ def folder_of(trial: Path) -> Path:
     runs included: their folders lie in the search's. In a comparison it is that of its pair: what a
     side once took to compile would be in all of its pairs: a difference to the test."""
     search = trial.parents[1]
-    if (search / "compare.yaml").is_file():
+    if experiment.is_comparison(search):
         return search / FOLDER / f"pair{int(trial.name[1:]) // 2}"
-    while (search.parent / "search.yaml").is_file():
+    while experiment.is_search(search.parent):
         search = search.parent
     return search / FOLDER
 

@@ -90,7 +90,8 @@ def prepare(results: Results, is_here: bool = True) -> tuple[Path, SearchSpace] 
     if (count := of_finalists(results, is_here)[0]) > 1:
         content["at_once"] = count
     space = spaces.parse(content, f"{results.folder.name}: {folder.name}", results.folder)
-    return folder, experiment.create(folder, space, content)
+    level = confirming_runs.level(folder)
+    return folder, experiment.create(folder, space, content, level=level)
 
 
 def pending(folder: Path, space: SearchSpace, is_here: bool = True) -> bool:

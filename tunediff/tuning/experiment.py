@@ -1,7 +1,7 @@
 """One search from its folder: start or resume it, run it through Ray Tune, keep all on disk.
 
 ray_results/NAME/
-  search.yaml  baseline.yaml   what was asked for, as checked
+  experiment.yaml  baseline.yaml   what was asked for, as checked
   workload/                    the user's file with what it imports from its folder
   sessions.jsonl               when it ran, with which command, on what
   trials/t0000/                journal.jsonl, weights.safetensors, and what its workload shows
@@ -30,6 +30,8 @@ from tunediff.core.machine_options import MachineOptions
 from tunediff.core.outcomes import Status
 from tunediff.core.refusals import check_new
 from tunediff.core.trial_record import TrialRecord
+from tunediff.experiment import model
+from tunediff.experiment.model import Drawing, Experiment, Limit, SequentialTest
 from tunediff.search_space import SearchSpace
 from tunediff.training import number_formats
 from tunediff.training.number_formats import FormatChoice
@@ -75,31 +77,66 @@ def create(
     space: SearchSpace,
     content: Mapping[str, Any],
     evaluation_format: FormatChoice | None = None,
+    level: float | None = None,
 ) -> SearchSpace:
     """Make a search's folder, with a copy of a user's workload; return the space.
 
     `evaluation_format`: how the number format of its evaluations was chosen, for the folder.
+    `level`: of the test of confirming runs; None: it is a search.
     Raises `ConfigError` if the name is taken or the folder cannot be written.
     """
-    check_new(folder, "search.yaml")
+    check_new(folder, model.FILE)
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
     try:
         (new / "trials").mkdir(parents=True)
-        in_baseline = ("workload", "base", "fixed", "baseline")
-        settings = {key: value for key, value in content.items() if key not in in_baseline}
-        settings |= {"base": "baseline.yaml", "budget": space.budget.lines, "seed": space.seed}
         # edits of the original do not reach the trials
         baseline = cfg.take_along(space.baseline, new)
         about = [f"the baseline of {space.source}"]
         if evaluation_format is not None:
             about.append(number_formats.sentence(evaluation_format))
         write_text(new / "baseline.yaml", cfg.dump(baseline, about, new))
-        write_text(new / "search.yaml", cfg.to_yaml(settings))
+        described(space, content, level).write(new)
         new.rename(folder)  # atomic: a folder of that name is complete
     except OSError as error:
         shutil.rmtree(new, ignore_errors=True)
         raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
     return dataclasses.replace(space, baseline=cfg.load(folder / "baseline.yaml"))
+
+
+def described(
+    space: SearchSpace, content: Mapping[str, Any], level: float | None = None
+) -> Experiment:
+    """Return what the folder of a space says, whose search file has this content; see `create`."""
+    elsewhere = {"workload", "base", "fixed", "baseline", "objective", "budget", "early_stopping"}
+    elsewhere |= {"track", "at_once"} | ({"seeds"} if level is not None else set())
+    budget, objective = space.budget, space.workload.objective
+    by_time = space.target is not None
+    return Experiment(
+        kind="search" if level is None else "confirmation",
+        runner="command" if cfg.is_command(space.workload.name) else "workload",
+        objective=objective.name if by_time else space.metric,
+        mode=objective.mode if by_time else space.mode,
+        cost=space.cost,
+        space={key: value for key, value in content.items() if key not in elsewhere}
+        | {"base": "baseline.yaml", "seed": space.seed},
+        limit=Limit(
+            budget=budget.per_trial_s,
+            unit=budget.unit,
+            compile="charged" if budget.compile_charged else "free",
+            setup="charged" if budget.setup_charged else "free",
+            deadline=budget.deadline_s,
+            price_per_device_hour=budget.price_per_device_hour,
+            target=None if space.target is None else str(space.target),
+        ),
+        search=None
+        if level is not None
+        else Drawing(
+            trials=budget.trials, total=budget.total_s, early_stopping=space.early_stopping
+        ),
+        test=SequentialTest(pairs=space.seeds, level=level) if level else SequentialTest(),
+        devices=space.at_once,
+        track=space.track,
+    )
 
 
 @contextlib.contextmanager
@@ -122,19 +159,15 @@ def reopen(
     """Return the space of an existing search.
 
     `limits` (`trials`, `total`) and `others` (keys of a search file; None: without that key)
-    replace its own; `keep` writes them to its search.yaml. Raises `ConfigError`.
+    replace its own; `keep` writes them to its file. Raises `ConfigError`.
     """
-    limits, others, path = dict(limits or {}), dict(others or {}), spaces.of_search(folder)
-
-    def changed(content: Mapping[str, Any]) -> dict[str, Any]:
-        return {key: value for key, value in {**content, **others}.items() if value is not None}
-
-    space = spaces.parse(changed(spaces.read(path)), str(path), path.parent, (), limits)
+    path = spaces.of_search(folder)
+    content = {**spaces.read(path), **(others or {})}
+    content = {key: value for key, value in content.items() if value is not None}
+    space = spaces.parse(content, str(path), path.parent, (), dict(limits or {}))
     if (limits or others) and keep:
-        content = changed(cfg.read_yaml(folder / "search.yaml"))
-        content["budget"] |= limits
         try:
-            write_text(folder / "search.yaml", cfg.to_yaml(content))
+            described(space, content).write(folder)
         except OSError as error:
             raise ConfigError(f"--storage: {folder} cannot be written: {error.strerror}") from None
     return space

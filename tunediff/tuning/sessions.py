@@ -15,6 +15,7 @@ from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
 from tunediff.core.listeners import Listener
+from tunediff.experiment import model
 
 SESSIONS = "sessions.jsonl"
 ASKED = "tunediff.open_study"
@@ -53,7 +54,7 @@ def spent_s(folder: Path) -> float:
 
 def confirming_folders(folder: Path) -> list[Path]:
     """Return the folders of all confirming runs of a search."""
-    return sorted(path.parent for path in folder.glob("confirm*/search.yaml"))
+    return sorted(path for path in folder.glob("confirm*/") if model.is_search(path))
 
 
 def all_spent_s(folder: Path) -> float:

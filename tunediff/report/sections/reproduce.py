@@ -12,6 +12,7 @@ from tunediff.analysis.speed import repeating_budget
 from tunediff.analysis.statistics import totals
 from tunediff.core import text
 from tunediff.core.text import number
+from tunediff.experiment.model import FILE
 from tunediff.report.context import ReportContext
 from tunediff.report.figures import Figures
 from tunediff.report.html import Html, el, folded, join, lead, table
@@ -31,7 +32,7 @@ _HARDWARE = {
 
 def reproduce(context: ReportContext, figures: Figures) -> Html:
     """Return the section with everything that is needed to reproduce the results."""
-    winner, path = context.highlights.winner, context.results.folder / "search.yaml"
+    winner, path = context.highlights.winner, context.results.folder / FILE
     parts: list[object] = [
         lead("Commands and hardware that reproduce these results."),
         el("h3", "Commands"),
@@ -42,7 +43,7 @@ def reproduce(context: ReportContext, figures: Figures) -> Html:
     results = context.results
     parts += [el("p", line) for line in [*results.clocked.sentences, *results.space.workload.notes]]
     parts.append(_seconds(context))
-    parts.append(folded("search.yaml", el("pre", path.read_text("utf-8", "replace")[:100_000])))
+    parts.append(folded(FILE, el("pre", path.read_text("utf-8", "replace")[:100_000])))
     if winner is not None:
         look: dict[str, Any] = {
             "sort_keys": False,
@@ -65,8 +66,8 @@ def _commands(context: ReportContext) -> list[tuple[str, list[str]]]:
         if option in ("--address", "--cpus", "--gpus"):
             machine += [option, value]
     options = ["--name", f"{context.results.folder.name}-again", *machine]
-    again = text.command("search", folder / "search.yaml", *options, storage=context.storage)
-    everything = "search.yaml and baseline.yaml hold everything, seeds included"
+    again = text.command("search", folder / FILE, *options, storage=context.storage)
+    everything = f"{FILE} and baseline.yaml hold everything, seeds included"
     commands.append((f"To repeat it from its folder alone: {everything}", [again]))
     if winner is not None:
         out, budget = folder / f"{winner.name}.yaml", repeating_budget(context.results, winner)

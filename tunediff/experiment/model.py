@@ -1,0 +1,222 @@
+"""An experiment as its folder has it, in `experiment.yaml`: a search, the runs that confirm one, or
+a comparison.
+
+NAME/experiment.yaml   trials/tNNNN/journal.jsonl …
+     baseline.yaml + workload/ (search) | A/config.yaml, B/config.yaml (comparison)
+     confirm/, confirm-2/: experiments too
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pydantic
+from pydantic import BeforeValidator, Field, PlainSerializer
+
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Lines
+from tunediff.core import text
+from tunediff.core.clock import UnitName
+from tunediff.core.files import write_text
+
+FILE = "experiment.yaml"
+Kind = Literal["search", "confirmation", "comparison"]
+Mode = Literal["min", "max"]
+EarlyStopping = Literal["none", "asha"]
+Better = Literal["value", "time"]
+Counted = Literal["first", "end"]
+"""Which seconds count: those until the target is first met, or those of the whole run."""
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+def seconds_of(value: Any) -> float:
+    """Return the seconds of a duration above 0 in words: 90s, 10m, 1h30m. Raises `ValueError`."""
+    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None or not any(match.groups()):
+        raise ValueError("is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m")
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    if not (total := 3600 * hours + 60 * minutes + seconds) > 0:
+        raise ValueError("is empty; allowed: a duration above 0, e.g. 90s")
+    return total
+
+
+def _seconds(value: Any) -> Any:
+    return seconds_of(value) if isinstance(value, str) else value
+
+
+Seconds = Annotated[
+    float, BeforeValidator(_seconds), Field(gt=0), PlainSerializer(text.format_exact)
+]
+"""Seconds; in a file a number with its unit."""
+
+
+class Section(pydantic.BaseModel):
+    """A part of an experiment, which never changes."""
+
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+
+class Limit(Section):
+    """What ends a run."""
+
+    budget: Seconds | None = None
+    """Seconds of a run, in `unit`; None: it goes on to its own end."""
+    unit: UnitName = "wall"
+    """Unit of `budget`: training seconds, or these times devices."""
+    compile: Literal["charged", "free"] = "charged"
+    """Whether compile seconds count as training seconds."""
+    setup: Literal["charged", "free"] = "free"
+    """Whether what a workload does before its first batch counts as training seconds."""
+    deadline: Seconds | None = None
+    """Wall-clock until `timeout`, evaluations included."""
+    price_per_device_hour: float | None = None
+    target: str | None = None
+    """What the objective is to reach: `val_loss<=3.28`."""
+
+
+class Drawing(Section):
+    """The rule that ends a search."""
+
+    trials: int
+    """Trials in all, the baseline included."""
+    total: Seconds | None = None
+    """Wall-clock of the search with its confirming runs."""
+    early_stopping: EarlyStopping = "none"
+
+
+class SequentialTest(Section):
+    """The sequential test that ends a comparison, or the runs that confirm a search."""
+
+    pairs: int = Field(12, ge=2)
+    """Seeds at most, on each of which all candidates run."""
+    level: float = Field(0.05, gt=0, lt=1)
+    """Probability of a wrong verdict if nothing differs."""
+    one_sided: bool = False
+    fixed: bool = False
+    """One look, after all seeds."""
+    equal: bool = False
+    """A against itself on other seeds."""
+    better: Better = "value"
+    """What is compared: the objective, or the seconds, for which the objective has to do."""
+    margin: float | None = None
+    """How much worse than A's the objective of B may be, in its units."""
+    within: float | None = None
+    """The difference that does not matter, as a share of A's falling value."""
+    counted: Counted = "end"
+
+
+class Experiment(Section):
+    """Candidates × seeds, run under one limit, until a rule is satisfied."""
+
+    kind: Kind
+    runner: Literal["workload", "command"] = "workload"
+    """What makes a run: our engine with a workload, or a command."""
+    objective: str
+    """The deciding metric, as runs and judges name it."""
+    mode: Mode
+    cost: str | None = None
+    """The second objective of a search."""
+    candidates: dict[str, str] = {}
+    """The sides of a comparison, as the user named them; configurations are in their folders."""
+    space: Lines = {}
+    """What the candidates of a search are drawn from, by keys of a search file."""
+    limit: Limit = Limit()
+    search: Drawing | None = None
+    test: SequentialTest = SequentialTest()
+    """Of comparisons and of what confirms a search."""
+    devices: int = 1
+    """Runs at the same time, each on a device of its own."""
+    same_seed: bool = False
+    """Whether the command takes no seed: its runs may be one, repeated."""
+    judge: str | None = None
+    """SHA-256 of what judges the runs; None: they judge themselves."""
+    holdout: str | None = None
+    """SHA-256 of what judges them again at the end."""
+    track: str | None = None
+    """The service that shows runs."""
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], where: str) -> Experiment:
+        """Return the experiment of a file's content. Raises `ConfigError`."""
+        try:
+            return cls.model_validate(content)
+        except pydantic.ValidationError as error:
+            lines = dict.fromkeys(_explain(detail, where) for detail in error.errors())
+            raise ConfigError("\n".join(lines)) from None
+
+    @classmethod
+    def read(cls, folder: Path) -> Experiment:
+        """Return the experiment in a folder. Raises `ConfigError`."""
+        return cls.of(cfg.read_yaml(folder / FILE), str(folder / FILE))
+
+    def write(self, folder: Path) -> None:
+        """Write it into its folder. Raises `OSError`."""
+        write_text(folder / FILE, cfg.to_yaml(self.lines))
+
+    @property
+    def lines(self) -> Lines:
+        """Return the content of its file: what is not empty."""
+        lines = self.model_dump(exclude_none=True, exclude={"test"} if self.search else None)
+        return {key: value for key, value in lines.items() if value not in ({}, False)}
+
+    def changed(self, **values: Any) -> Experiment:
+        """Return a copy with other values; those of a section as a mapping."""
+        new = {
+            key: getattr(self, key).model_copy(update=value)
+            if isinstance(getattr(self, key), Section)
+            else value
+            for key, value in values.items()
+        }
+        return self.model_copy(update=new)
+
+    @property
+    def search_file(self) -> Lines:
+        """Return a search, or what confirms one, as a search file has it."""
+        limit = self.limit.model_dump(exclude_none=True)
+        target = limit.pop("target", None)
+        budget = {"per_trial": limit.pop("budget"), **limit}
+        objective = {"metric": self.objective, "cost": self.cost, "target": target}
+        lines = {**self.space, "budget": budget, "track": self.track}
+        lines["objective"] = {key: value for key, value in objective.items() if value is not None}
+        if self.search is not None:
+            rule = self.search.model_dump(exclude_none=True)
+            lines["early_stopping"] = rule.pop("early_stopping")
+            budget |= rule
+        if self.kind == "confirmation":
+            lines["seeds"] = self.test.pairs
+        if self.devices > 1:
+            lines["at_once"] = self.devices
+        return {key: value for key, value in lines.items() if value is not None}
+
+
+def kind_of(folder: Path) -> str | None:
+    """Return the kind of the experiment in a folder; None: there is none; "": it is damaged."""
+    try:
+        content = (folder / FILE).read_bytes()
+    except OSError:
+        return None
+    found = re.search(rb"^kind: *(\w+)", content, re.MULTILINE)
+    return found[1].decode() if found else ""
+
+
+def is_search(folder: Path) -> bool:
+    """Return whether a folder holds a search, or what confirms one."""
+    return kind_of(folder) not in (None, "comparison")
+
+
+def is_comparison(folder: Path) -> bool:
+    """Return whether a folder holds a comparison."""
+    return kind_of(folder) == "comparison"
+
+
+def _explain(detail: Any, where: str) -> str:
+    """Return one line for one pydantic error."""
+    key = ": ".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        return f"{where}: {key}: no such key"
+    if detail["type"] == "missing":
+        return f"{where}: is damaged: {key} is missing"
+    return f"{where}: {key}: {detail['input']!r} is not allowed; allowed: {detail['msg']}"
