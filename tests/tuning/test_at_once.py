@@ -177,7 +177,7 @@ def test_gpus_of_a_machine_confirm_at_the_same_time_unless_the_file_says_no():
 
 def test_a_failure_ends_it_though_the_other_side_has_no_result(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    folder = made({"A": [2.0, 2.1], "B": [1.0]}, statuses=[(("A", 2), "oom")], at_once=2)
+    folder = made({"A": [2.0, 2.1], "B": [1.0]}, statuses=[(("A", 2), "oom")], devices=2)
     before = (folder / "trials/t0002/journal.jsonl").read_text()
     assert told(capsys)[0] == 12
     assert (folder / "trials/t0002/journal.jsonl").read_text() == before
