@@ -209,10 +209,10 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
         words, stdout=subprocess.DEVNULL, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
     )
     folder = program / "ray_results" / "killed"
-    wait_until(lambda: len(list(folder.glob("trials/*"))) == 3 or process.poll() is not None)
+    waiting = folder / "trials" / "t0003"  # the second pair begins with B
+    wait_until(lambda: (waiting / "output.log").is_file() or process.poll() is not None)
     process.kill()
     process.wait()
-    waiting = folder / "trials" / "t0003"  # the second pair begins with B
     wait_until(lambda: not processes_of(waiting))
     before = [run.value("loss") for run in pairs.read(folder).runs[0]]
     Path("train.py").write_text(NOISY)

@@ -11,7 +11,7 @@ from tests.tuning.test_worker import CONFIG, job_of
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
 from tunediff.core.point import Point
-from tunediff.tuning import local, trial
+from tunediff.tuning import local
 from tunediff.tuning.backend import Lost
 from tunediff.tuning.resources import Machine, ResourcePartition
 
@@ -41,7 +41,7 @@ def placed(slots, job):
 @pytest.mark.parametrize("ranks", [2, pytest.param(1, marks=pytest.mark.nightly)])
 def test_a_trial_runs_to_its_end_in_processes_of_its_own(slots, tmp_path, ranks):
     job = placed(slots, job_of(tmp_path / "t0", cfg.override(CONFIG, {"parallel.workers": ranks})))
-    reported = list(trial.run_trial_on_slot(job, slots.slot(job)))
+    reported = list(slots.run(job))
     found = record.read_trial(job.folder)
     assert (found.status, len(reported), len(found.points)) == ("ok", 2, 2)
     assert found.points[-1].device_s == pytest.approx(ranks * found.points[-1].train_s)
@@ -49,7 +49,7 @@ def test_a_trial_runs_to_its_end_in_processes_of_its_own(slots, tmp_path, ranks)
 
 def test_a_run_that_is_killed_begins_again_from_its_checkpoint(slots, tmp_path):
     job = placed(slots, job_of(tmp_path / "t0"))
-    points = trial.run_trial_on_slot(job, slots.slot(job))
+    points = slots.run(job)
     next(points)
     psutil.Process(next(e["pid"] for e in record.events(job.folder) if e["event"] == "worker")).kill()
     list(points)
@@ -67,7 +67,7 @@ def test_a_trial_past_its_deadline_is_killed_and_the_next_one_runs(slots, tmp_pa
     assert isinstance(event, Point)
     slot.stop("past its deadline")
     assert slot.event(serial, 1) == Lost("past its deadline")
-    list(trial.run_trial_on_slot(job, slots.slot(job)))
+    list(slots.run(job))
     assert record.read_trial(job.folder).status == "ok"
 
 

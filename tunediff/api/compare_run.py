@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from tunediff.analysis import pairs
 from tunediff.analysis.pairs import Pairs
@@ -15,8 +14,8 @@ from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_lines import RunLines
 from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.api.options import check_only_reproduces
-from tunediff.command import comparison as command_runs
 from tunediff.command import worktrees
+from tunediff.command.backend import CommandBackend
 from tunediff.core import text
 from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listeners
@@ -28,10 +27,10 @@ from tunediff.ray_backend import connection
 from tunediff.report import pair_plan, pair_summary, pair_words
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.tuning import at_once, experiment, resources, rounds, sessions
+from tunediff.tuning.backend import Backend
 from tunediff.tuning.trial_spec import TrialSpec
 
 AnyOptions = CompareOptions | CommandCompareOptions
-R = TypeVar("R", bound=rounds.Proposed)
 
 
 def run(options: AnyOptions, lines: EventLines) -> Path:
@@ -117,81 +116,52 @@ def _run_shown(folder: Path, options: AnyOptions, lines: EventLines, listeners: 
 
 
 def _run(comparison: Pairs, options: AnyOptions, say: Say, listeners: Listeners) -> None:
+    """Run pairs of trainings on workers of this machine or of a cluster, or of commands, which need
+    no workers."""
     if comparison.over:
         return
     folder = comparison.folder
     kind = type(options) if isinstance(options, CommandCompareOptions) else CompareOptions
-    with sessions.noted(folder, options.command_line("compare", kind)):
-        if isinstance(options, CommandCompareOptions):
-            _run_commands(comparison, say, listeners)
-        else:
-            _run_workloads(comparison, options, say, listeners)
+    with (
+        sessions.noted(folder, options.command_line("compare", kind)),
+        _backend(comparison, options, say) as backend,
+        listeners.with_listeners(
+            RunLines(folder, say, backend.show), sessions.SessionNotes(folder)
+        ),
+    ):
+        backend.say_through(say)
+        rounds.run(folder, _rounds(comparison, say), backend, listeners)
+    if isinstance(options, CommandCompareOptions):
+        for name in pairs.SIDES:  # the revisions stay in its file
+            worktrees.remove(folder / name / worktrees.SOURCE)
 
 
-def _run_commands(comparison: Pairs, say: Say, listeners: Listeners) -> None:
-    """Run commands one after the other, which needs no workers."""
-    folder = comparison.folder
-    _say_budget(comparison, say)
-    notes = RunLines(folder, say), sessions.SessionNotes(folder)
-    with listeners.with_listeners(*notes):
-        make = functools.partial(command_runs.proposal, folder)
-        run_devices = at_once.as_it_began(comparison.test.at_once)
-        rounds = _rounds(comparison, make, say)
-        command_runs.run(comparison, rounds, listeners, run_devices, say)
-    for name in pairs.SIDES:  # the revisions stay in its file
-        worktrees.remove(folder / name / worktrees.SOURCE)
+@contextlib.contextmanager
+def _backend(comparison: Pairs, options: AnyOptions, say: Say) -> Iterator[Backend]:
+    """Yield what runs the sides of a comparison, and say what they may take."""
+    run_devices = at_once.as_it_began(comparison.test.at_once)
+    if isinstance(options, CommandCompareOptions):
+        _say_budget(comparison, say)
+        yield CommandBackend(comparison.folder, comparison.configs, run_devices)
+        return
 
-
-def _dividing(comparison: Pairs) -> Callable[..., resources.ResourcePartition]:
-    """Return how machines are divided for the runs of a comparison."""
     needs = compare_setup.needs(comparison.configs)
     strategies = [one.parallel.strategy for one in comparison.configs]
 
     def divided(*machines: resources.Machine) -> resources.ResourcePartition:
         return resources.divided(machines, *needs, strategies=strategies)
 
-    return divided
-
-
-def _run_workloads(
-    comparison: Pairs, options: CompareOptions, say: Say, listeners: Listeners
-) -> None:
-    """Run trainings on workers, of this machine or of a cluster."""
-    folder = comparison.folder
-    run_devices = at_once.as_it_began(comparison.test.at_once)
-
     def greet(dashboard: str | None) -> None:
         if dashboard is not None:
             say(dashboard)
         _say_budget(comparison, say)
 
-    with contextlib.ExitStack() as stack:
-        backend = stack.enter_context(
-            connection.one_by_one(
-                folder,
-                at_once.divided_among(run_devices, _dividing(comparison)),
-                options.address,
-                greet,
-                comparison.configs,
-                run_devices=run_devices,
-            )
-        )
-        backend.say_through(say)
-        make = functools.partial(
-            TrialSpec.of,
-            folder,
-            role="side",
-            keeps=comparison.judges[0] is not None or comparison.judges[1] is not None,
-            budget=comparison.limits,
-            metric=comparison.test.objective,
-            mode=comparison.metric.mode,
-        )
-        stack.enter_context(
-            listeners.with_listeners(
-                RunLines(folder, say, backend.show), sessions.SessionNotes(folder)
-            )
-        )
-        rounds.run(folder, _rounds(comparison, make, say), backend, listeners)
+    share = at_once.divided_among(run_devices, divided)
+    with connection.one_by_one(
+        comparison.folder, share, options.address, greet, comparison.configs,
+        run_devices=run_devices,
+    ) as backend:  # fmt: skip
+        yield backend
 
 
 def _say_budget(comparison: Pairs, say: Say) -> None:
@@ -207,8 +177,8 @@ def _say_budget(comparison: Pairs, say: Say) -> None:
     say(f"{runs}; results {comparison.folder}")
 
 
-def _rounds(comparison: Pairs, make: rounds.MakeRun[R], say: Say) -> rounds.Rounds[R]:
-    """Return the pairs of a comparison, which say how far it is; `make` returns a run."""
+def _rounds(comparison: Pairs, say: Say) -> rounds.Rounds:
+    """Return the pairs of a comparison, which say how far it is."""
     folder, last_words = comparison.folder, [""]
 
     def tell(now: Pairs) -> None:
@@ -222,6 +192,15 @@ def _rounds(comparison: Pairs, make: rounds.MakeRun[R], say: Say) -> rounds.Roun
         log_exceptions("how far it is", tell, now)
         return now.over
 
+    make = functools.partial(
+        TrialSpec.of,
+        folder.absolute(),
+        role="side",
+        keeps=comparison.judges[0] is not None or comparison.judges[1] is not None,
+        budget=comparison.limits,
+        metric=comparison.test.objective,
+        mode=comparison.metric.mode,
+    )
     sides = zip(comparison.configs, pairs.SIDES, strict=True)
     candidates = [(config, {"side": side}) for config, side in sides]
     settings = candidates, comparison.max_pairs, make, over, comparison.test.at_once

@@ -12,7 +12,6 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.command.run import Clocked, CommandRun, Left, Note, State, execute
 from tunediff.command.workload import CommandSystems, CommandWorkload
-from tunediff.config import Values
 from tunediff.core import machine, trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
@@ -53,57 +52,37 @@ def _plain(value: Any) -> Any:
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
 
 
-def follow(
-    run: CommandRun, config: CommandSystems, drawn: Values, number: int,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Iterator[Point]:  # fmt: skip
-    """Run one trial, write its journal, and yield its points; every line is on disk before.
-
-    Raises `OSError` where the journal cannot be written.
-    """
-    journal = Journal(run.folder)
-    journal.start(config, drawn, run.budget_s, number)
-    for event in events(run, config, stopped):
-        if isinstance(event, Point):
-            journal.point(event)
-            yield event
-        else:
-            journal.end_trial(event)
-
-
-def events(
-    run: CommandRun, config: CommandSystems, stopped: Callable[[], bool]
-) -> Iterator[Point | End]:
-    """Run one trial whose journal has its start, and yield its points and its end.
+def run(command: CommandRun, stopped: Callable[[], bool]) -> Iterator[Point | End]:
+    """Run one trial whose journal has its start, and yield its points and its end, each of which
+    the journal has then. `stopped`: asked several times a second whether to end it (`pruned`).
 
     A run that was interrupted begins again, or goes on from its last checkpoint if its program has
-    printed `CHECKPOINT path`.
+    printed `CHECKPOINT path`. Raises `OSError` where the journal cannot be written.
     """
-    journal = Journal(run.folder)
-    starts = sum(line["event"] == "start" for line in trial_record.events(run.folder))
-    if (state := resumable(run.folder)) is not None:
+    folder, journal = command.folder, Journal(command.folder)
+    starts = sum(line["event"] == "start" for line in trial_record.events(folder))
+    if (state := resumable(folder)) is not None:
         journal.resumed(state.values)
     elif starts > 1:
         journal.restarted(INTERRUPTED)
-    device = "cuda" if run.devices else "cpu"
-    journal.write("worker", device=device, threads=run.threads or os.cpu_count())
-    progress = ProgressFile(run.folder)  # for the console, where a run prints no value for long
-    run = dataclasses.replace(run, resumed=state, timeout_s=_timeout_s(run))
+    device = "cuda" if command.devices else "cpu"
+    journal.write("worker", device=device, threads=command.threads or os.cpu_count())
+    progress = ProgressFile(folder)  # for the console, where a run prints no value for long
+    command = dataclasses.replace(command, resumed=state, timeout_s=_timeout_s(command))
     progress.part("train")
 
     def note(event: Note) -> None:
         journal.write(EVENTS[type(event)], **dataclasses.asdict(event))
 
-    for event in execute(run, stopped, note):
-        if (
-            isinstance(event, End)
-            and event.status == Status.OK
-            and (why := _other_unit(run.folder))
-        ):
-            yield dataclasses.replace(event, status=Status.ERROR, reason=why)
+    for event in execute(command, stopped, note):
+        if isinstance(event, Point):
+            journal.point(event)
         else:
-            yield event
-    (run.folder / DOING).unlink(missing_ok=True)
+            if event.status == Status.OK and (why := _other_unit(folder)):
+                event = dataclasses.replace(event, status=Status.ERROR, reason=why)
+            journal.end_trial(event)
+            (folder / DOING).unlink(missing_ok=True)
+        yield event
 
 
 def _timeout_s(run: CommandRun) -> float | None:

@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TypeVar
 
 from tunediff.analysis import pairs
 from tunediff.analysis.pair_test import HOLDOUT, JUDGE
@@ -28,13 +27,13 @@ from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.tuning.rounds import Proposed, Rounds
+from tunediff.tuning.rounds import Rounds
+from tunediff.tuning.trial_spec import TrialSpec
 
 LOG = "judge.log"
 """File in the folder of a run with what the judge printed."""
 LIMIT_S = 3600.0
 """Seconds that a judge may take for one run."""
-R = TypeVar("R", bound=Proposed)
 
 
 class JudgeError(TunediffError, RuntimeError):
@@ -91,12 +90,12 @@ def value_by(judge: Path, digest: str, run: Path, metric: str) -> float:
     return found[-1]
 
 
-class JudgedRounds(Rounds[R]):
+class JudgedRounds(Rounds):
     """Rounds whose runs count by what a locked judge says of them."""
 
     comparison: Pairs
 
-    def settle(self, spec: R, trial_record: TrialRecord | None) -> None:
+    def settle(self, spec: TrialSpec, trial_record: TrialRecord | None) -> None:
         super().settle(spec, judged(self.comparison, spec.folder, trial_record))
 
 

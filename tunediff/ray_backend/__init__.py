@@ -10,6 +10,7 @@ from tunediff.core.environment import RAY_BEFORE
 
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing is sent anywhere unasked
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a thread that outlives the connection must start no cluster
     "RAY_CHDIR_TO_TRIAL_DIR": "0",  # relative paths of the user keep their meaning
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process more per group
     # how soon a dead worker is noticed; lower costs CPU while training

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from tunediff.ray_backend.cluster import beside
 from tunediff.ray_backend.dashboard import RayDashboardReporter
 from tunediff.ray_backend.slot import CALLS_OF_A_RANK, OTHER_CALLS, SlotActor
 from tunediff.search_space import SearchSpace
+from tunediff.tuning.backend import Reported
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import Machine, ResourcePartition
 from tunediff.tuning.templates import SharedTemplates
+from tunediff.tuning.trial import run_trial_on_slot
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 IDLE_S = 5.0
@@ -33,6 +35,8 @@ WIDTH = 200
 
 class RayBackend:
     """The slots of a session, as many actors as trials have run at once; a `Backend`."""
+
+    interrupt_s = 0.0  # the end of the connection to Ray ends the processes
 
     def __init__(
         self, folder: Path, share: ResourcePartition, of_cluster: bool = False,
@@ -66,9 +70,9 @@ class RayBackend:
             self.devices.give(allocation.slot)
             self._release(allocation.slot, "", WARM_S)
 
-    def slot(self, spec: TrialSpec) -> RaySlot:
-        """Return the slot of a trial, for this process."""
-        return RaySlot(spec.actor)
+    def run(self, spec: TrialSpec, check: Callable[[], bool]) -> Iterator[Reported]:
+        """Run a trial on its slot; see `Backend.run`."""
+        yield from run_trial_on_slot(spec, RaySlot(spec.actor), check)
 
     def release(self, spec: TrialSpec) -> None:
         """End what is left of a trial that is over, and later give its devices to other slots."""

@@ -15,9 +15,9 @@ from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End
 from tunediff.ray_backend.client import RaySlot
-from tunediff.tuning.backend import Backend
+from tunediff.tuning.backend import Backend, Reported
 from tunediff.tuning.loop import Dispatcher
-from tunediff.tuning.trial import SPEC, Reported, run_trial_on_slot
+from tunediff.tuning.trial import SPEC, run_trial_on_slot
 from tunediff.tuning.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             except OSError as error:
                 self.broken = error
         if spec is None:
-            over = self.broken is not None or self._dispatcher.over
+            over = self.broken is not None or self._dispatcher.is_over
             return str(RaySearcher.FINISHED) if over else None
         self._running[trial_id] = spec
         return {**spec.drawn, "trial": spec.name, SPEC: spec}

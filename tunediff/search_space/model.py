@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from typing import Any, Literal, cast
 
@@ -72,6 +73,8 @@ class SearchBudget:
 
     def of(self, devices: int) -> Budget:
         """Return the budget of one trial on `devices` devices."""
+        if not self.per_trial_s:
+            return Budget(steps=sys.maxsize)  # a command that runs to its own end
         return Budget(
             own_s(self.per_trial_s, self.unit, devices),
             compile_charged=self.compile_charged,

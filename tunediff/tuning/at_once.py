@@ -1,4 +1,4 @@
-"""Runs at the same time on equal devices of this machine: devices and their threads.
+"""Runs at the same time on equal devices of this machine: which device a run gets.
 
 Both sides of a pair run at the same time, so that both have the same minute of the machine, on two
 devices that they swap in every other round. Imports neither torch nor Ray.
@@ -7,24 +7,16 @@ devices that they swap in every other round. Imports neither torch nor Ray.
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import math
 import os
-import queue
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tunediff.config import ConfigError
 from tunediff.core import environment, machine
 from tunediff.core.refusals import allow
 from tunediff.tuning.resources import Machine, ResourcePartition
-
-ENDS_S = 15.0
-"""Seconds that a run which is not wanted any more has to end in."""
-K = TypeVar("K")
-T = TypeVar("T")
 
 
 class RunDevice(NamedTuple):
@@ -158,74 +150,3 @@ class Turns:
             free.remove(device)
             self._used[candidate, device] += 1
         return chosen
-
-
-class Running(Protocol[K, T]):
-    """What runs, by a key."""
-
-    def start(self, key: K, iterate: Callable[[], Iterator[T]]) -> None:
-        """Begin to follow a run: what `iterate` returns yields what it reports."""
-
-    def next(self) -> tuple[K, T | None]:
-        """Return which run reports next, and what; None: it is over. Raises what it raised."""
-
-
-class OneByOne(Generic[K, T]):
-    """Follows one run at a time, in the thread of its caller."""
-
-    def start(self, key: K, iterate: Callable[[], Iterator[T]]) -> None:
-        self._key, self._iterator = key, iterate()
-
-    def next(self) -> tuple[K, T | None]:
-        return self._key, next(self._iterator, None)
-
-
-class Interrupted(BaseException):
-    """The run of this thread is not wanted any more."""
-
-
-class AtOnce(Generic[K, T]):
-    """Follows several runs, each in a thread."""
-
-    def __init__(self) -> None:
-        self._reports: queue.SimpleQueue[tuple[K, T | None, BaseException | None]] = (
-            queue.SimpleQueue()
-        )
-        self._threads: list[threading.Thread] = []
-        self._over = threading.Event()
-
-    def start(self, key: K, iterate: Callable[[], Iterator[T]]) -> None:
-        def follow() -> None:
-            failure: BaseException | None = None
-            try:
-                for report in iterate():
-                    self._reports.put((key, report, None))
-            except BaseException as error:
-                failure = error
-            self._reports.put((key, None, failure))
-
-        thread = threading.Thread(target=follow, daemon=True, name=f"run {key}")
-        self._threads.append(thread)
-        thread.start()
-
-    def next(self) -> tuple[K, T | None]:
-        key, report, failure = self._reports.get()
-        if failure is not None:
-            raise failure
-        return key, report
-
-    def check(self) -> bool:
-        """Return False: not stopped. Raises `Interrupted` in a thread of an unwanted run."""
-        if self._over.is_set():
-            raise Interrupted
-        return False
-
-    @contextlib.contextmanager
-    def ended(self) -> Iterator[None]:
-        """Let every run that asks `check` end with the block."""
-        try:
-            yield
-        finally:
-            self._over.set()
-            for thread in self._threads:
-                thread.join(ENDS_S)

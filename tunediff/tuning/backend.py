@@ -1,14 +1,15 @@
 """The protocol of what runs trials: processes on devices, started, listened to and stopped.
 
-It has two implementations, `local.LocalBackend` on this machine without Ray, and
-`ray_backend.RayBackend` on a Ray cluster. Imports neither torch nor Ray.
+It has three implementations: `local.LocalBackend` on this machine without Ray, `CommandBackend` for
+commands (`command/backend.py`), and `ray_backend.RayBackend` on a Ray cluster. Imports neither
+torch nor Ray.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
@@ -31,6 +32,14 @@ class Lost:
 
 Event = Point | End | Lost
 """What a job reports; an `End` or `Lost` is the last."""
+
+
+Reported = dict[str, Any]
+"""A point as listeners, and Tune's scheduler and pages, have it: its content by flat names."""
+
+
+class Interrupted(BaseException):
+    """Raised in the thread of a run by `check`: the loop that has started it has ended."""
 
 
 class Slot(Protocol):
@@ -61,9 +70,14 @@ class Backend(Protocol):
     devices: Pool
     device: str
     """What trials train on: "cuda" or "cpu"."""
+    interrupt_s: float
+    """Seconds that a run has to end by itself in after `check` has raised `Interrupted`."""
 
-    def slot(self, spec: TrialSpec) -> Slot:
-        """Return the slot of a trial that has its devices."""
+    def run(self, spec: TrialSpec, check: Callable[[], bool]) -> Iterator[Reported]:
+        """Run a trial that has its devices, and yield its points; its journal has its end then.
+
+        Calls `check` again and again, which returns False, or raises `Interrupted`.
+        """
 
     def release(self, spec: TrialSpec) -> None:
         """Note that a trial is over: what is left of it, such as a stopped one, ends."""

@@ -13,12 +13,13 @@ from tunediff.core.template import TemplateError
 from tunediff.core.template_ask import rank_variables
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import mailbox
-from tunediff.tuning.at_once import Interrupted, RunDevice
-from tunediff.tuning.backend import Event
+from tunediff.tuning.at_once import RunDevice
+from tunediff.tuning.backend import Reported
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.pool import Pool
 from tunediff.tuning.resources import ResourcePartition
 from tunediff.tuning.templates import SharedTemplates, Templates, kept
+from tunediff.tuning.trial import run_trial_on_slot
 from tunediff.tuning.trial_spec import TrialSpec
 
 OUTPUT = "output.txt"
@@ -31,6 +32,8 @@ class LocalBackend:
     """What runs on this machine; a `Backend`. It has one slot, or one for each of equal devices of
     the machine; a slot trains one job at a time, in a thread for each rank."""
 
+    interrupt_s = 0.0  # `close` ends the processes
+
     def __init__(
         self, folder: Path, partition: ResourcePartition, workloads: Sequence[str],
         run_devices: Sequence[RunDevice] = (),
@@ -42,6 +45,10 @@ class LocalBackend:
         self._slots = [_Slot(folder / OUTPUT, device) for device in run_devices or (None,)]
         for slot in self._slots if workloads and partition.sizes[-1] == 1 else ():
             slot.provide_ranks(1, workloads)
+
+    def run(self, spec: TrialSpec, check: Callable[[], bool] = lambda: False) -> Iterator[Reported]:
+        """Run a trial on its slot; see `Backend.run`."""
+        yield from run_trial_on_slot(spec, self.slot(spec), check)
 
     def slot(self, spec: TrialSpec) -> _Slot:
         """Return a trial's slot; all are prepared then: later imports would disturb others."""
@@ -77,7 +84,7 @@ class _Slot(Mailbox):
         super().__init__()
         self._output = open(output, "ab")  # noqa: SIM115 – closed with the slot
         self._ranks: list[_Rank] = []
-        self._device, self._closed = device, False
+        self._device = device
 
     def start(self, job: TrialSpec) -> str:
         size = job.group.size // job.group.place.each
@@ -85,12 +92,6 @@ class _Slot(Mailbox):
         for rank, variables in zip(self._ranks, rank_variables(size), strict=True):
             rank.variables = variables | (self._device.variables if self._device else {})
         return super().start(job)
-
-    def event(self, serial: str, cursor: int) -> Event | None:
-        event = super().event(serial, cursor)
-        if self._closed:  # what has ended since is no fault of a trial
-            raise Interrupted
-        return event
 
     def gone(self, nodes: Sequence[str]) -> list[str]:
         return []
@@ -113,7 +114,6 @@ class _Slot(Mailbox):
             rank.prepared.wait()
 
     def close(self) -> None:
-        self._closed = True
         self._end_ranks()
         self._output.close()
 

@@ -2,7 +2,7 @@
 
 Nothing is drawn and no run is stopped early. One run at a time has the machine, or all equal
 devices of it have one each (`at_once`): in waves, of which each ends before the next one begins, so
-that every run has neighbours. Comparisons of commands ask `Rounds` too.
+that every run has neighbours.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
 
 from tunediff import config as cfg
 from tunediff.analysis.outcome import failed
@@ -38,27 +37,7 @@ def name_of(i: int, number: int, candidates: int) -> str:
     return f"t{number * candidates + i:04d}"
 
 
-class Proposed(Protocol):
-    """What a round proposes: a run in a folder."""
-
-    @property
-    def folder(self) -> Path: ...
-    @property
-    def number(self) -> int: ...
-
-
-R = TypeVar("R", bound=Proposed)
-R_co = TypeVar("R_co", bound=Proposed, covariant=True)
-
-
-class MakeRun(Protocol[R_co]):
-    """Returns the run of a name, a configuration and its drawn knobs; `run_device`: number of the
-    device on which it runs, where several run at the same time."""
-
-    def __call__(self, name: str, config: Any, drawn: Values, /, *, run_device: int) -> R_co: ...
-
-
-class Rounds(Generic[R]):
+class Rounds:
     """Proposes unfinished runs of up to `max_rounds` rounds until `over()`, baseline first.
 
     A candidate whose run fails is out, and without the baseline there is nothing to compare with.
@@ -72,39 +51,40 @@ class Rounds(Generic[R]):
         self,
         candidates: Sequence[Candidate],
         max_rounds: int,
-        make: MakeRun[R],
+        make: Callable[..., TrialSpec],
         over: Callable[[], bool],
         at_once: int = 1,
     ) -> None:
-        """`at_once`: how many runs there are at the same time."""
+        """`make` returns the run of a name, a configuration, its drawn knobs, and `run_device`, the
+        number of its device where several run at the same time; `at_once`: how many do."""
         self._candidates, self._max_rounds, self._make = candidates, max_rounds, make
         self._over, self._turns = over, Turns(len(candidates), at_once)
         self.at_once = at_once
         self._out: set[int] = set()
         self._open: set[int] = set()
-        self._ended: list[tuple[R, TrialRecord | None]] = []
+        self._ended: list[tuple[TrialSpec, TrialRecord | None]] = []
         self._begun, self._rest = 0, list[int]()
         """Rounds that have begun, and the candidates that the last one of them lacks."""
         self._proposals = self._propose()
 
-    def ask(self) -> R | None:
+    def ask(self) -> TrialSpec | None:
         """Return the next run; None when it is decided, or while a wave runs."""
         return next(self._proposals, None)
 
-    def tell(self, spec: R, trial_record: TrialRecord | None, wall_s: float = 0.0) -> None:
+    def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float = 0.0) -> None:
         """Take note of a run that has ended; it is settled once no other one runs."""
         self._open.discard(spec.number)
         self._ended.append((spec, trial_record))
         while self._ended and not self._open:
             self.settle(*self._ended.pop(0))
 
-    def settle(self, spec: R, trial_record: TrialRecord | None) -> None:
+    def settle(self, spec: TrialSpec, trial_record: TrialRecord | None) -> None:
         """Take a candidate out whose run has failed."""
         assert trial_record is not None
         if failed(trial_record):
             self._out.add(spec.number % len(self._candidates))
 
-    def _propose(self) -> Iterator[R | None]:
+    def _propose(self) -> Iterator[TrialSpec | None]:
         looked = -1
         while True:
             while self._open:
@@ -139,12 +119,12 @@ class Rounds(Generic[R]):
             room -= 1
         return wave
 
-    def _unfinished(self, wave: Sequence[tuple[int, int]]) -> Iterator[R]:
+    def _unfinished(self, wave: Sequence[tuple[int, int]]) -> Iterator[TrialSpec]:
         """Take note of the runs of a wave that have ended, and propose the others."""
         devices = self._turns.devices(wave)
         specs = [self._spec(*run, device) for run, device in zip(wave, devices, strict=True)]
         if self.at_once > 1:
-            together = dict[int, list[R]]()
+            together = dict[int, list[TrialSpec]]()
             for (_, number), spec in zip(wave, specs, strict=True):
                 key = number if self._turns.is_a_round_together else 0
                 together.setdefault(key, []).append(spec)
@@ -163,7 +143,7 @@ class Rounds(Generic[R]):
     def _nothing_to_compare(self) -> bool:
         return 0 in self._out or len(self._candidates) - len(self._out) < 2
 
-    def _spec(self, i: int, number: int, run_device: int) -> R:
+    def _spec(self, i: int, number: int, run_device: int) -> TrialSpec:
         config, drawn = self._candidates[i]
         seed = {"seed": config.seed + number}
         name = name_of(i, number, len(self._candidates))
@@ -172,7 +152,7 @@ class Rounds(Generic[R]):
         )
 
 
-def _restart_interrupted(together: Sequence[Proposed]) -> None:
+def _restart_interrupted(together: Sequence[TrialSpec]) -> None:
     """Let all runs that are at the same time begin again where one of them was interrupted: one
     that goes on alone would have no neighbour. A failure stays one."""
     records = [record.read_trial(spec.folder) for spec in together]
@@ -184,10 +164,10 @@ def _restart_interrupted(together: Sequence[Proposed]) -> None:
             Journal(spec.folder).restarted("runs at the same time were interrupted")
 
 
-def run(folder: Path, rounds: Rounds[TrialSpec], backend: Backend, listeners: Listeners) -> None:
+def run(folder: Path, rounds: Rounds, backend: Backend, listeners: Listeners) -> None:
     """Run rounds on started workers. Raises `StoppedError` if `folder` is unwritable."""
     with writing_to(folder):
-        loop.run(rounds, backend, listeners, rounds.at_once > 1)
+        loop.run(rounds, backend, listeners, rounds.at_once)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 from tunediff.core import trial_record as record
@@ -17,7 +17,7 @@ from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.backend import Lost, Slot
+from tunediff.tuning.backend import Lost, Reported, Slot
 from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -35,12 +35,13 @@ NOT_YET_S = 1e9
 SPEC = "spec"
 """Key of the `TrialSpec` in Tune's parameters of a trial, beside its drawn knobs."""
 
-Reported = dict[str, float]
-"""A point for Tune's scheduler and pages: its numbers by their flat names, and the `objective`."""
 
-
-def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
+def run_trial_on_slot(
+    spec: TrialSpec, slot: Slot, check: Callable[[], bool] = lambda: False
+) -> Iterator[Reported]:
     """Run one trial on its slot and yield its points; asking for the next lets it train on.
+
+    `check` raises `Interrupted` where nobody wants the trial any more; see `Backend.run`.
 
     The trial's journal stays without an `end` event if one of its nodes is lost; the caller then
     calls this again with others (see `record.was_lost`). Raises `OSError` when the disk is full.
@@ -59,7 +60,7 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
         journal = spec.begin()
         key = f"{spec.name}/{lost}.{attempt}" if lost else f"{spec.name}/{attempt}"
         serial = slot.start(dataclasses.replace(spec, attempt=key))
-        ended = yield from _until_ended(slot, serial, deadline, spec)
+        ended = yield from _until_ended(slot, serial, deadline, spec, check)
 
         # ---- a lost node or a full disk: no end, the trial goes on later
         if isinstance(ended, Lost) and (gone := slot.gone(place.nodes)) and lost + 1 < LOSSES:
@@ -81,12 +82,13 @@ def run_trial_on_slot(spec: TrialSpec, slot: Slot) -> Iterator[Reported]:
 
 
 def _until_ended(
-    slot: Slot, serial: str, deadline: float, spec: TrialSpec
+    slot: Slot, serial: str, deadline: float, spec: TrialSpec, check: Callable[[], bool]
 ) -> Generator[Reported, None, End | Lost]:
     """Yield a job's points and return how it ended; `deadline`: monotonic seconds."""
     cursor, place = 0, spec.group.place
     while True:
         event = slot.event(serial, cursor)
+        check()  # what has ended with the loop is no fault of the trial
         if isinstance(event, End | Lost):  # also after the deadline
             return event
 
@@ -146,7 +148,7 @@ def _after_loss(lost: Lost, deaths: list[str]) -> End | None:
 
 
 def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
-    """Return a point for Tune: numbers and the objective; `NOT_YET_S` before a target is met."""
+    """Return a point for Tune: numbers, and the `objective`; `NOT_YET_S` before a target is met."""
     numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
     return {**numbers, "objective": {TIME_TO_TARGET: NOT_YET_S, **numbers}[objective.metric]}
 

@@ -54,16 +54,21 @@ class ReportingObserver(Recorder):
     def point(self, point: Point) -> bool:
         super().point(point)
         self._connection.send(point)
-        if point.index >= self._job.points:
-            return True  # the curve is complete: there is nothing to decide
-        try:
-            return bool(self._connection.recv() == "go")
-        except (EOFError, OSError) as error:
-            raise ParentLostError("its parent process is gone") from error
+        return _goes_on(self._job, point, self._connection)
 
     def show(self, name: str, what: Shown) -> None:
         if self._job.keeps:
             super().show(name, what)
+
+
+def _goes_on(job: TrialSpec, point: Point, connection: Connection) -> bool:
+    """Wait for the decision after a point that was sent; return whether the trial goes on."""
+    if point.index >= job.points:
+        return True  # the curve is complete: there is nothing to decide
+    try:
+        return bool(connection.recv() == "go")
+    except (EOFError, OSError) as error:
+        raise ParentLostError("its parent process is gone") from error
 
 
 def start(connection: Connection, content: tuple[TrialSpec, str]) -> None:
@@ -93,10 +98,10 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
         return
 
     not_captured = trial.not_captured if trial is not None else ""
-    observer = ReportingObserver(job, connection)
     if cfg.is_command(job.workload):
-        _run_command(job, observer, connection)
+        _run_command(job, connection)
         return
+    observer = ReportingObserver(job, connection)
 
     def train() -> TrainingOutcome:
         progress = ProgressFile(job.folder if world.main else None)
@@ -110,15 +115,14 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
     _conclude(result, job, connection, world)
 
 
-def _run_command(job: TrialSpec, observer: ReportingObserver, connection: Connection) -> None:
-    """Run a trial that is a command, and send its end."""
+def _run_command(job: TrialSpec, connection: Connection) -> None:
+    """Run a trial that is a command, and report it."""
     commands = importlib.import_module("tunediff.command.trial")  # stands on this package
     stopped: list[Point] = []
-    run = commands.run_of(job.config, job.folder, job.budget.seconds, job.group.place.threads)
-    for event in commands.events(run, job.config, lambda: bool(stopped)):
-        if isinstance(event, End):
-            _end(job, connection, event)
-        elif not observer.point(event):
+    command = commands.run_of(job.config, job.folder, job.budget.seconds, job.group.place.threads)
+    for event in commands.run(command, lambda: bool(stopped)):
+        connection.send(event)
+        if isinstance(event, Point) and not _goes_on(job, event, connection):
             stopped.append(event)
 
 
