@@ -68,7 +68,6 @@ def test_every_other_round_runs_backwards_and_each_has_its_seed(run):
         ("t0005", 1001, "C"), ("t0004", 1001, "B"), ("t0003", 1001, "A"),
     ]  # fmt: skip
     assert heard[:3] == [("start", "t0000", 1000), ("point", "t0000", 0), ("end", "t0000", 1000)]
-    assert [rounds.name_of(place, 1, 3) for place in range(3)] == ["t0003", "t0004", "t0005"]
 
 
 @pytest.fixture

@@ -105,18 +105,3 @@ class RayBackend:
             )  # fmt: skip
             arguments = (name, self._storage, self._share.working_folder, self._templates)
             self._actors.append(actor.remote(*arguments))
-
-
-def opened(
-    folder: Path, share: ResourcePartition, warm: Systems | None,
-    of_cluster: bool = False, templates: SharedTemplates | None = None,
-) -> RayBackend:  # fmt: skip
-    """Return the slots for what runs in `folder`; they end with the connection to Ray.
-
-    `warm`: configuration that the first trials train, if their workers may start now;
-    `of_cluster`, `templates`: see `RayBackend`.
-    """
-    backend = RayBackend(folder, share, of_cluster, templates)
-    if warm is not None:
-        backend.warm(warm)
-    return backend

@@ -172,7 +172,10 @@ def workers(
             watched = ray_cluster.raylet_watched if address is None else ray_cluster.head_watched
             stack.enter_context(watched(functools.partial(_headless, folder, address)))
             partition = local_partition or _of_cluster(folder, share, configs, evaluates)
-            yield backend.opened(folder, partition, warm, local_partition is None, shared)
+            opened = backend.RayBackend(folder, partition, local_partition is None, shared)
+            if warm is not None:
+                opened.warm(warm)
+            yield opened
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from tunediff.core.trial_record import Role
 from tunediff.search_space import SearchBudget, SearchSpace
 from tunediff.tuning.pool import Allocation
 from tunediff.tuning.resources import Placement
+
+ITS_OWN_END = Budget(steps=sys.maxsize)
+"""Of a command that nothing ends before its own end."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,7 +107,7 @@ class TrialSpec:
             workload=config.schema.workload,
             points=config.evaluation.points,
             loads_in_processes=config.loader.workers > 0,
-            budget=budget.of(config.devices),
+            budget=budget.of(config.devices) if budget.per_trial_s else ITS_OWN_END,
             unit=budget.unit,
             deadline_s=budget.trial_deadline_s,
             **settings,
