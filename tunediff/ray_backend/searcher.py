@@ -105,13 +105,12 @@ class Driver(tune.Trainable):  # type: ignore[misc]
     the journal that all is done.
     """
 
-    def setup(self, config: Mapping[str, Any]) -> None:
-        self.reset_config(config)
-
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:
         spec = new_config[SPEC]
         self._points = run_trial_on_slot(spec, RaySlot(spec.actor))
         return True
+
+    setup = reset_config
 
     def step(self) -> Reported:
         # the end brings no numbers of its own
