@@ -68,13 +68,11 @@ def test_edges_wait_for_the_device(time):
     with c.part("train"):
         pass
     assert time.synchronized == 2
-    heard = []
-    c.on_read = lambda: heard.append(time.synchronized)
     with c.part("data_wait", synchronize=False):
         c.read(synchronize=False)
-    assert (time.synchronized, heard) == (2, [])
+    assert time.synchronized == 2
     c.read()
-    assert (time.synchronized, heard) == (3, [3]), "by then the device has finished its steps"
+    assert time.synchronized == 3, "by then the device has finished its steps"
 
 
 def test_a_part_that_fails_is_paid(time):

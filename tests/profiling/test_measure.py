@@ -21,7 +21,7 @@ def point(step_s, **values):
     parts = {f"step_{name}_s": 0.0 for name in (*PHASES, "other")}
     return Point.of({
         "index": 1, "train_s": step_s, "samples": 32, "steps": 1, "step_s": step_s, **parts, "seconds": {"compile": 7.0}, "disturbed": False, "peak_memory_mib": 100.0, "peak_host_memory_mib": 100.0,
-        "first_step_s": 1.0, "flops_per_sample": 2e9, "peak_flops_per_s": 1e12, "load_average": 1.0,
+        "first_step_s": 1.0, "flops_per_sample": 2e9, "peak_flops_per_s": 1e12,
         "peak_share": 0.9, **values,
     })  # fmt: skip
 

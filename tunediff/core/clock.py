@@ -141,8 +141,6 @@ class Clock:
         on_part: Callable[[str], object] = lambda _: None,
     ) -> None:
         self.budget, self._synchronize, self.now, self._on_part = budget, synchronize, now, on_part
-        self.on_read: Callable[[], object] = lambda: None
-        """Called when the clock is read and the device has been waited for; it may add seconds."""
         self.seconds = dict.fromkeys(PARTS, 0.0)
         self.before_first_batch_s = 0.0
         """Setup seconds of the workload itself, until it asks for its first batch."""
@@ -186,8 +184,6 @@ class Clock:
     def read(self, synchronize: bool = True) -> float:
         """Return `train_s` until now; without `synchronize` the device may lag behind."""
         self._switch(synchronize)
-        if synchronize:
-            self.on_read()
         return self.train_s
 
     @property

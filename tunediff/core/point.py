@@ -65,7 +65,6 @@ class Point:
     cpu_share: float = _measured(
         "CPU cores used", "", "CPU seconds of the training process per second"
     )
-    load_average: float = _measured("load average", "", "of the machine, over the last minute")
     other_load_share: float = _measured(
         "others' load", "%", "share of the machine's cores that others used", 100.0
     )
@@ -96,17 +95,6 @@ class Point:
         100.0,
     )
     price: float | None = _measured("price", "", "of the device-seconds, by that of a device-hour")
-    batches_ahead: int | None = _measured(
-        "batches ahead",
-        "",
-        "batches made while the clock stood still that the training would have waited for, since"
-        " the evaluation before",
-    )
-    batches_ahead_s: float | None = _measured(
-        "charged for them",
-        "s",
-        "training seconds charged for these batches, as if they had been waited for",
-    )
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
     expected_graphs: int | None = _measured(
         "graphs expected", "", "different calls of what torch.compile compiled"

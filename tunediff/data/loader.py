@@ -31,6 +31,7 @@ from tunediff.data.items import Order as Order
 from tunediff.data.items import Prepare as Prepare
 from tunediff.data.items import Source as Source
 from tunediff.data.items import length as length
+from tunediff.data.loader_processes import begin_worker
 
 
 def build(
@@ -137,6 +138,7 @@ class _LoaderBatches:
             if before_processes is not None:
                 before_processes()
             options["multiprocessing_context"] = use_fork_server()
+            options["worker_init_fn"] = functools.partial(begin_worker, None)
             options["prefetch_factor"] = loader.prefetch_factor
             options["persistent_workers"] = loader.persistent_workers
         self._loader = DataLoader(

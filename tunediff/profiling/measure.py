@@ -39,7 +39,6 @@ MAXIMA = (
     "peak_reserved_mib",
     "flops_per_sample",
     "peak_flops_per_s",
-    "load_average",
     "compiled_graphs",
     "expected_graphs",
 )

@@ -19,12 +19,11 @@ from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import REFUSED, NotFiniteError
 from tunediff.data import randomness
-from tunediff.data.gate import Gate
+from tunediff.data.loader_processes import LoaderProcesses
 from tunediff.training import checkpoints, evaluation, hardware, memory, outcome
 from tunediff.training.capture.step_capture import StepCapture
 from tunediff.training.feed import Feed, Position, WarmupReplay
 from tunediff.training.meter import Meter
-from tunediff.training.prefetched import Prefetched
 from tunediff.training.step import OptimizerStep
 from tunediff.training.training_run import TrainingRun
 
@@ -58,7 +57,7 @@ class Engine(TrainingRun):
         """Whether it was asked to stop."""
         self.batches_left_out = 0
         """Batches in a row, up to the last one, that the loop took and did not train."""
-        self.prefetched = Prefetched(self.clock, self.phases, Gate())
+        self.loader_processes = LoaderProcesses()
         self.setup = contextlib.ExitStack()
         self.setup.enter_context(self.clock.part("setup"))  # until the first batch is requested
 
@@ -96,7 +95,7 @@ class Engine(TrainingRun):
         total = self.config.evaluation.points
         while not self.stopping and not self.complete:
             index = len(self.points) + 1
-            with self.clock.part("train"), self.prefetched.at_work():
+            with self.clock.part("train"), self.loader_processes.running():
                 self.pace.aim(index / total)
                 while not self.stopping and not self.pace.reached:
                     yield from self.passes() if self.capture is None else self.capture.step()
@@ -126,7 +125,8 @@ class Engine(TrainingRun):
         with contextlib.ExitStack() as waiting:
             if not self.phases.of_device:
                 waiting.enter_context(self.clock.part("data_wait", synchronize=False))
-            fetched = self.prefetched.fetch(self.feed)
+            waiting.enter_context(self.loader_processes.tracked())
+            fetched = self.feed.fetch()
         self.phases.switch("host_to_device")
         return self.feed.move(fetched)
 
@@ -226,9 +226,9 @@ class Engine(TrainingRun):
         if self.world.any(self.observer.asks_to_stop()):
             self.stopping = True
         elif pace.train_s - self.saved_s > self.checkpoint_every_s and not pace.reached:
-            self.prefetched.hold()
+            self.loader_processes.pause()
             checkpoints.save(self)
-            self.prefetched.release()
+            self.loader_processes.resume()
             self.saved_s = pace.train_s
 
     # ---- before the loop
@@ -246,10 +246,10 @@ class Engine(TrainingRun):
             if checkpoint is not None:
                 batches = checkpoint["pace"]["steps"] * self.step.accumulation
                 self.state.put_generators(checkpoint)
-            with self.prefetched.gate.over_loaders():
+            with self.loader_processes.tracked():
                 feed = build(batches, checkpoints.position_in(self, checkpoint))
                 self.feed = WarmupReplay(feed, self.step.accumulation, self.warm_ups)
-            self.prefetched.hold()
+            self.loader_processes.pause()
         if checkpoint is None and self.world.main:
             self.observer.restarted(self.restart_reason)
         return checkpoint
@@ -348,8 +348,8 @@ class Engine(TrainingRun):
         title = self.config.schema.title
         described = evaluation.plain_findings(self.description(), "describe_with", title)
         metrics = {**point.metrics, **evaluation.finite_findings(described)}
-        facts = {**self.compilation.facts(), **self.prefetched.facts()}
-        point = dataclasses.replace(point, metrics=metrics, **facts, **self.capture_facts())
+        facts = {**self.compilation.facts(), **self.capture_facts()}
+        point = dataclasses.replace(point, metrics=metrics, **facts)
         earlier = self.pending
         if earlier is not None and (earlier.index, earlier.steps) == (index, point.steps):
             point = earlier
@@ -402,6 +402,6 @@ class Engine(TrainingRun):
         if self.capture is not None:
             self.capture.close()
         self.phases.switch(None)
-        self.prefetched.gate.open()  # a process that waits there would not hear that it shall end
+        self.loader_processes.close()
         if self.feed is not None:
             self.feed.close()

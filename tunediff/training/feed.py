@@ -174,7 +174,8 @@ class RepeatingLoader:
         self._fetched = self.position = dataclasses.replace(self.position, ended=True)
 
     def close(self) -> None:
-        """Leave the loader to the user."""
+        """Leave the loader to the user, and end its present pass."""
+        self._pass = iter(())
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import platform
 import statistics
 from collections.abc import Mapping
@@ -129,7 +128,6 @@ class Meter:
             data_wait_share=parts.get("data_wait", 0.0) * steps / trained_s
             if trained_s > 0
             else 0.0,
-            load_average=os.getloadavg()[0],
             peak_share=rate * flops / peak if flops is not None else None,
             **self._constant,
             **self._machine(),

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves
 
+from tunediff.data.loader_processes import LoaderProcesses
 from tunediff.training.capture.graph import StepGraph
-from tunediff.training.prefetched import Prefetched
 from tunediff.training.step import OptimizerStep
 
 Call = Callable[..., object]
@@ -20,7 +20,7 @@ class StepLoop(Protocol):
     """What the capture calls of the engine's loop."""
 
     step: OptimizerStep
-    prefetched: Prefetched
+    loader_processes: LoaderProcesses
     batches_left_out: int
 
     def fetch_batches(self) -> list[Any]: ...

@@ -186,7 +186,7 @@ class StepCapture:
 
     def _capture(self) -> Iterator[Any]:
         """Capture the step and check it; afterwards everything is as it was before."""
-        self._loop.prefetched.hold()
+        self._loop.loader_processes.pause()
         with self._run.pace.left_out_of_schedule(), self._run.clock.part("compile"):
             before = checkpoints.copied(self._run)
             self._run.warming_up = True
@@ -196,7 +196,7 @@ class StepCapture:
                 self._run.warming_up = False
             self._values.factor = 1.0
             self._values.put(before)
-        self._loop.prefetched.release()
+        self._loop.loader_processes.resume()
         if problem:
             return self.refuse(problem)
         self._captured, self._latest = captured, []
