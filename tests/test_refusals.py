@@ -159,8 +159,6 @@ sample small --steps 5                                | --steps:
 sample small --sampler dpm                            | --sampler: 'dpm'
 sample small --batch-size 0                           | --batch-size: evaluation.batch_size: 0
 sample small --seed -1                                | --seed: evaluation.seed: -1
-sample small --device tpu                             | --device: 'tpu'
-sample small --device cuda:99                         | --device: 'cuda:99'
 sample small --out x.jpg                              | --out: 'x.jpg'
 sample small --out taken.png                          | --out: taken.png
 sample small --out text/x.png                         | --out: text/x.png

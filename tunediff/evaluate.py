@@ -16,31 +16,20 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunediff import cli, models
 from tunediff import config as cfg
-from tunediff.api.workload_evaluation import evaluate_as_trained
-from tunediff.config import ConfigError
 from tunediff.core import environment, remote, text
 from tunediff.core.files import write_numbered
-from tunediff.core.progress import EventLines, Progress
-from tunediff.core.refusals import allow, check_writable, writing
-from tunediff.data import sources
+from tunediff.core.progress import EventLines
+from tunediff.core.refusals import allow, check_writable
 from tunediff.data.knobs import Data
-from tunediff.evaluation import image_files, weights
+from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import PRETRAINED, Evaluation
 from tunediff.evaluation.names import KINDS, caution, name_of
 from tunediff.models import Saved
 from tunediff.workloads import drawing
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from tunediff.data.images import Images
-    from tunediff.distributed import World
-    from tunediff.evaluation.extractor import Extractor
-    from tunediff.evaluation.quality import Quality
 
 IMAGES, STEPS = 10_000, 50
 NUMBERS = "evaluation.json"
@@ -56,43 +45,13 @@ PROTOCOL = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate; see `--help`."""
     args = _parser().parse_args(argv)
-    asked = {name: value for name in PROTOCOL if (value := getattr(args, name)) is not None}
-    vars(args).update(DEFAULTS | asked)
-    drawing.check_sampler_options(args)
-    image_files.check_output(args.out, ".json")
-    allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
-    for name in (metrics := args.metrics.split(",")):
-        allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
-    kinds = tuple(kind for kind in KINDS if kind in metrics)
-    model = models.find(args.run, args.storage)
-    if not _has_full_protocol(model.config):
-        judged_by = f"{cfg.of(model.config).title} is judged as in its training"
-        for name, value in asked.items():
-            option = f"--{name.replace('_', '-')}"
-            allow(False, option, value, f"--out and --json: {judged_by}")
-        judged = evaluate_as_trained(model, args.out or model.folder / NUMBERS)
-        if judged is not None:
-            printed, typed = judged
-            cli.result(printed, args.json, typed)
-        return cli.OK
-    config = _configured(model.config, args)
-    sampler = drawing.describe_sampler(config)
-    learned: Data = config.data
-    # all images of another split, or the learned ones
-    other = args.split not in (None, learned.split)
-    real = dataclasses.replace(learned, split=args.split, max_images=None) if other else learned
-    # ---- images and weights that are not there are missed now, before torch is imported
-    sources.check(real)
-    # they are made from what is learned, whatever is compared with
-    if config.evaluation.extractor not in PRETRAINED:
-        sources.check(config.data)
-    weights.check(config.data, config.evaluation)
-    numbers = model.folder / f"evaluation-{sampler['name']}-{args.images}.json"
-    if args.out is not None:
-        numbers = args.out if args.out.suffix else args.out / NUMBERS
-    check_writable("--out", args.out or numbers)
     args.command = text.original_command("evaluate", argv)
-    return _evaluate(model, config, real, kinds, numbers, args)
+    image_files.check_output(args.out, ".json")
+    model = models.find(args.run, args.storage)
+    _evaluate(model, args) if _has_full_protocol(model.config) else _evaluate_as_trained(
+        model, args
+    )
+    return cli.OK
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -132,130 +91,136 @@ def _has_full_protocol(config: Any) -> bool:
     return sections and cfg.of(config).get_hook("sample_images") is not None
 
 
+# ---- by the workload's own evaluation
+def _evaluate_as_trained(model: Saved, args: argparse.Namespace) -> None:
+    """Judge a model by its workload's evaluation, as its training did, and write the result."""
+    judged_by = f"{cfg.of(model.config).title} is judged as in its training"
+    for name in PROTOCOL:
+        option, value = f"--{name.replace('_', '-')}", getattr(args, name)
+        allow(value is None, option, value, f"--out and --json: {judged_by}")
+    path = args.out or model.folder / NUMBERS
+    allow(path.suffix == ".json", "--out", path, "a name that ends in .json")
+    check_writable("--out", path)
+
+    from tunediff.distributed import from_environment
+    from tunediff.training.judging import judged
+
+    with from_environment() as world, EventLines().work(world.main):
+        # Every process has the whole model and a part of the data, however it was trained.
+        spread = {"parallel.workers": world.size, "parallel.strategy": "ddp"}
+        values = judged(cfg.override(model.config, spread, check=False), model.state(), world)
+        if not world.main:
+            return
+        about = {"model": model.name, "weights": str(model.weights.absolute())}
+        path = write_numbered(path, json.dumps({**about, **values}, indent=2))
+        remote.push_or_warn(path)
+        metrics = {
+            name: {"name": name, "value": value}
+            for name, value in values.items()
+            if isinstance(value, int | float)
+        }
+        typed = {**about, "metrics": metrics, "json": path.absolute()}
+        cli.result({**about, **values, "json": path}, args.json, typed)
+
+
+# ---- at full protocol
 def _configured(config: Any, args: argparse.Namespace) -> Any:
     """Return the model's configuration with the options. Raises `ConfigError` naming the option."""
-    defaults = {"steps": STEPS, "skip": "linear", "eta": 0.0}
-    values = drawing.sampler_knobs(args, defaults, config)
-    values |= {
-        name: getattr(args, name) for name in ("images", "batch_size", "extractor", "weights_path")
-    }
+    config = drawing.with_sampler(config, args, {"steps": STEPS, "skip": "linear", "eta": 0.0})
     # the weights that are named are another network's
     if args.extractor not in (None, config.evaluation.extractor):
         config = cfg.override(config, {"evaluation.weights_path": None}, check=False)
-    config = drawing.with_evaluation(config, values)
+    names = ("images", "batch_size", "extractor", "weights_path")
+    config = drawing.with_evaluation(config, {name: getattr(args, name) for name in names})
     if args.data_path is not None:
-        if config.data.name == "digits":
-            raise ConfigError(
-                "--data-path: belongs to data in files; the digits come with scikit-learn"
-            )
+        allow(config.data.name != "digits", "--data-path", args.data_path, "with data in files")
         config = cfg.override(config, {"data.path": args.data_path}, where="--data-path")
-    if args.weights_path is not None and config.evaluation.extractor not in PRETRAINED:
-        raise ConfigError(f"--weights-path: belongs to --extractor {' or '.join(PRETRAINED)}")
+    trained = config.evaluation.extractor in PRETRAINED
+    owners = f"with --extractor {' or '.join(PRETRAINED)}"
+    allow(args.weights_path is None or trained, "--weights-path", args.weights_path, owners)
     return cfg.with_absolute_paths(config)
 
 
-# ---- measurement
-def _evaluate(
-    model: Saved,
-    config: Any,
-    real_data: Data,
-    kinds: tuple[str, ...],
-    numbers: Path,
-    args: argparse.Namespace,
-) -> int:
-    """Compare generated images with `real_data`, write `numbers`; return the exit code."""
+def _evaluate(model: Saved, args: argparse.Namespace) -> None:
+    """Compare generated with real images, write and print the numbers."""
+    vars(args).update({name: getattr(args, name) or value for name, value in DEFAULTS.items()})
+    allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
+    for name in (metrics := args.metrics.split(",")):
+        allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
+    kinds = tuple(kind for kind in KINDS if kind in metrics)
+    config = _configured(model.config, args)
+    sampler, evaluation, n = drawing.describe_sampler(config), config.evaluation, args.images
+    # all images of another split, or the learned ones
+    other = args.split not in (None, config.data.split)
+    reference = (
+        dataclasses.replace(config.data, split=args.split, max_images=None)
+        if other
+        else config.data
+    )
+    folder = args.out if args.out is not None and not args.out.suffix else None
+    path = args.out or model.folder / f"evaluation-{sampler['name']}-{n}.json"
+    path = path if folder is None else folder / NUMBERS
+    check_writable("--out", args.out or path)
+
+    import torch
+
     from tunediff.data import images as data
     from tunediff.distributed import from_environment
     from tunediff.evaluation import features
+    from tunediff.evaluation.generation import SampleRequest
     from tunediff.evaluation.quality import Quality, Real
     from tunediff.training import memory
 
-    evaluation, n = config.evaluation, config.evaluation.images
-    folder = args.out if args.out is not None and not args.out.suffix else None
-    with from_environment() as world, EventLines().work(world.main):
+    images = data.load(reference)
+    # The classifier is made from what is learned, whatever is compared with
+    learned = images if evaluation.extractor in PRETRAINED else data.load(config.data)
+    with from_environment() as world:
         memory.keep_freed(config.memory.keep_freed, world.device)
-        # ---- the model, the evaluation protocol, the real images
-        digest = model.weights_digest()  # now: a training that goes on will replace them
-        network, images = model.network(world.device), data.load(real_data)
-        learned = data.load(config.data) if evaluation.extractor not in PRETRAINED else images
-        extractor = features.build(evaluation, learned, world.device)
-        real = Real.of(images, extractor, world.device, evaluation.batch_size, kinds)
-
+        with EventLines().work(world.main):
+            digest = model.weights_digest()  # now: a training that goes on will replace them
+            network = model.network(world.device)
+            extractor = features.build(evaluation, learned, world.device)
+            real = Real.of(images, extractor, world.device, evaluation.batch_size, kinds)
         quality = Quality(extractor, n, world.device, kinds)
-        seconds = _draw(network, config, quality, folder, world)
-
-        # ---- result
-        if world.main:
-            result = {
-                "model": model.name, "weights": str(model.weights.absolute()),
-                "weights_sha256": digest,
-                "fingerprint": cfg.fingerprint(model.config),
-                **_protocol(config, real_data, images, extractor, world),
-                "sampling_s": seconds, "images_per_s": n / seconds,
-                "metrics": {
-                    name: {"name": name_of(name, extractor.label), **value._asdict()}
-                    for name, value in quality.values(real).items()
-                },
-                "kept": None if folder is None else str(folder.absolute()),
-                "command": args.command, "time": time.time(),
-                "environment": environment.describe(),
-            }  # fmt: skip
-            with writing("--out", numbers):
-                path = write_numbered(numbers, json.dumps(result, indent=1, allow_nan=False) + "\n")
-            remote.push_or_warn(path)
-            if args.json:
-                cli.print_json(result | {"json": str(path.absolute())})
-            else:
-                print(_table(result))
-                if "fd" in kinds and (warning := caution(extractor.label, n, extractor.dim)):
-                    print(f"note: {warning}")
-                print(f"json: {path}")
-    return cli.OK
-
-
-def _draw(network: Any, config: Any, quality: Quality, folder: Path | None, world: World) -> float:
-    """Add the images of all ranks to `quality`, write them to `folder`; return the seconds."""
-    from tunediff.evaluation.generation import SampleRequest, shares
-
-    evaluation, n = config.evaluation, config.evaluation.images
-    steps = drawing.describe_sampler(config).get("steps")
-    batches, _ = shares(n, world.size, evaluation.batch_size)
-    request = SampleRequest(
-        n, evaluation.seed, evaluation.batch_size, world.device, world.rank, world.size
-    )
-
-    def receive(start: int, batch: Tensor) -> None:
-        quality.update(start, batch)
-        if folder is not None:
-            image_files.write_files(batch, start, n, folder)
-
-    unit = "steps" if steps is not None else "batches"
-    with Progress("sampling", batches * (steps or 1), unit) as progress:
-        seconds = drawing.draw(network, config, request, world, progress, [receive])
-    quality.merge(world)
-    return seconds
-
-
-# ---- result
-def _protocol(
-    config: Any, real_data: Data, images: Images, extractor: Extractor, world: World
-) -> dict[str, Any]:
-    """Return how the metrics are measured, in JSON types."""
-    import torch
-
-    evaluation, cuda = config.evaluation, world.device.type == "cuda"
-    return {
-        "images": evaluation.images, "sampler": drawing.describe_sampler(config),
-        "seed": evaluation.seed, "batch_size": evaluation.batch_size, "processes": world.size,
-        "device": torch.cuda.get_device_name(world.device) if cuda else "cpu",
-        "reference": {
-            "name": images.name, "split": real_data.split, "images": len(images),
-            "digest": images.digest,
-        },
-        "extractor": {
-            "name": extractor.name, "label": extractor.label, "digest": extractor.digest,
-        },
-    }  # fmt: skip
+        request = SampleRequest(
+            n, evaluation.seed, evaluation.batch_size, world.device, world.rank, world.size
+        )
+        seconds = drawing.draw(network, config, request, world, folder, quality.update)
+        quality.merge(world)
+        if not world.main:
+            return
+        cuda = world.device.type == "cuda"
+        result = {
+            "model": model.name, "weights": str(model.weights.absolute()),
+            "weights_sha256": digest, "fingerprint": cfg.fingerprint(model.config),
+            "images": n, "sampler": sampler, "seed": evaluation.seed,
+            "batch_size": evaluation.batch_size, "processes": world.size,
+            "device": torch.cuda.get_device_name(world.device) if cuda else "cpu",
+            "reference": {
+                "name": images.name, "split": reference.split, "images": len(images),
+                "digest": images.digest,
+            },
+            "extractor": {
+                "name": extractor.name, "label": extractor.label, "digest": extractor.digest,
+            },
+            "sampling_s": seconds, "images_per_s": n / seconds,
+            "metrics": {
+                name: {"name": name_of(name, extractor.label), **value._asdict()}
+                for name, value in quality.values(real).items()
+            },
+            "kept": None if folder is None else str(folder.absolute()),
+            "command": args.command, "time": time.time(),
+            "environment": environment.describe(),
+        }  # fmt: skip
+    path = write_numbered(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
+    remote.push_or_warn(path)
+    if args.json:
+        cli.print_json(result | {"json": str(path.absolute())})
+        return
+    print(_table(result))
+    if "fd" in kinds and (warning := caution(extractor.label, n, extractor.dim)):
+        print(f"note: {warning}")
+    print(f"json: {path}")
 
 
 def _table(result: dict[str, Any]) -> str:

@@ -11,15 +11,16 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Values
 from tunediff.config.code import WorkloadError
-from tunediff.config.knobs import refuse
-from tunediff.core import progress, text
+from tunediff.core import text
+from tunediff.core.progress import EventLines, Progress
+from tunediff.core.refusals import allow
+from tunediff.evaluation import image_files
 from tunediff.workloads.diffusion.knobs import SAMPLERS
 
 if TYPE_CHECKING:
@@ -48,39 +49,32 @@ def _samplers_with(option: str) -> str:
     return f"{', '.join(others)} and {last}" if others else last
 
 
-def check_sampler_options(args: argparse.Namespace) -> None:
-    """Refuse options that contradict each other, for any model. Raises `ConfigError`."""
-    sampler = args.sampler if args.sampler is not None else DEFAULT_SAMPLER
-    names = ", ".join(SAMPLERS)
-    refuse(sampler not in SAMPLERS, f"--sampler: {sampler!r} is not allowed; allowed: {names}")
-    for name in ("steps", "skip", "eta"):
-        if getattr(args, name) is not None and name not in SAMPLERS[sampler][1]:
-            owners = _samplers_with(name)
-            raise ConfigError(f"--{name}: belongs to --sampler {owners}, not to {sampler}")
-
-
-def sampler_knobs(
-    args: argparse.Namespace, defaults: Mapping[str, Any], config: Any
-) -> dict[str, Any]:
-    """Return the knobs of `evaluation` that the options name, and `defaults` for those that they
-    leave open; {} for a model of another workload than diffusion. Raises `ConfigError`."""
-    if not _has_sampler(config):
-        for name in SAMPLER_OPTIONS:
-            if getattr(args, name) is not None:
-                raise ConfigError(f"--{name}: {cfg.of(config).title} has no such option")
-        return {}
-    sampler, chain = args.sampler or DEFAULT_SAMPLER, config.process.steps
-    refuse(
-        args.steps is not None and args.steps > chain,
-        f"--steps: {args.steps} is not allowed; allowed: at most process.steps = {chain}",
-    )
-    values = {name: getattr(args, name) for name in ("steps", "skip", "eta")}
-    if sampler != DEFAULT_SAMPLER:
-        values |= {name: default for name, default in defaults.items() if values[name] is None}
-    if "steps" in SAMPLERS[sampler][1] and args.steps is None:
-        values["steps"] = min(values["steps"] or config.evaluation.steps, chain)
-    # The sampler comes last: the training's may not follow these steps, or allow fewer.
-    return {**values, "sampler": sampler}
+def with_sampler(config: Any, args: argparse.Namespace, defaults: Mapping[str, Any]) -> Any:
+    """Return a model's configuration with the sampler that the options name, and `defaults` for
+    those that they leave open. Raises `ConfigError`, also for any of a workload without samplers.
+    """
+    values = {name: getattr(args, name) for name in SAMPLER_OPTIONS}
+    sampler = args.sampler or DEFAULT_SAMPLER
+    allow(sampler in SAMPLERS, "--sampler", sampler, ", ".join(SAMPLERS))
+    has_sampler, follows = _has_sampler(config), SAMPLERS[sampler][1]
+    for name, value in values.items():
+        owner = "--sampler" if name == "sampler" else f"--sampler {_samplers_with(name)}"
+        fits = has_sampler and name in ("sampler", *follows)
+        allowed = f"with {owner}" if has_sampler else f"none for a model of {cfg.of(config).title}"
+        allow(value is None or fits, f"--{name}", value, allowed)
+    if not has_sampler:
+        return config
+    chain = config.process.steps
+    fits = values["steps"] is None or values["steps"] <= chain
+    allow(fits, "--steps", values["steps"], f"at most process.steps = {chain}")
+    for name in follows:
+        default = defaults.get(name, getattr(config.evaluation, name))
+        if values[name] is None:
+            values[name] = min(default, chain) if name == "steps" else default
+    del values[
+        "sampler"
+    ]  # it comes last: the training's may not follow these steps, or allow fewer
+    return with_evaluation(config, {**values, "sampler": sampler})
 
 
 def _has_sampler(config: Any) -> bool:
@@ -105,7 +99,7 @@ def format_sampler(sampler: Mapping[str, Any]) -> str:
     return f"{sampler['name']}{steps}{ddim}"
 
 
-def with_evaluation(config: Any, values: Values | Mapping[str, Any]) -> Any:
+def with_evaluation(config: Any, values: Mapping[str, Any]) -> Any:
     """Return a configuration with knobs of its section `evaluation`, as the options of their names
     say; those that are None stay.
 
@@ -120,42 +114,44 @@ def with_evaluation(config: Any, values: Values | Mapping[str, Any]) -> Any:
 
 # ---- drawing
 def draw(
-    network: Any,
-    config: Any,
-    request: SampleRequest,
-    world: World,
-    work: progress.Progress,
-    receivers: Sequence[Callable[[int, Tensor], object]],
-) -> float:
-    """Draw `request`'s batches for all `receivers`; return the seconds of sampling.
+    network: Any, config: Any, request: SampleRequest, world: World, folder: Path | None,
+    receive: Callable[[int, Tensor], object],
+) -> float:  # fmt: skip
+    """Pass `request`'s batches to `receive`, and write them into `folder`; return the seconds of
+    sampling.
 
-    `work` counts the sampler's steps, or batches where it has none. Raises on all ranks at once:
-    `NonFiniteError`, and `WorkloadError` for another number of images than `request` asks for.
+    Raises on all ranks at once: `NonFiniteError`, and `WorkloadError` for another number of images
+    than `request` asks for.
     """
     from tunediff.evaluation.distance import NonFiniteError, refuse_non_finite
+    from tunediff.evaluation.generation import shares
     from tunediff.training.precision import evaluation_precision
 
-    if _has_sampler(config):
-        request = dataclasses.replace(request, progress=work.step)
-    else:
-        receivers = [*receivers, work.step]
-    batches = cfg.of(config).get_hook("sample_images")(network, config, request)
-    on_device = dataclasses.replace(world, device=request.device)
+    steps = describe_sampler(config).get("steps")
+    total, _ = shares(request.images, world.size, request.batch_size)
+    progress = Progress("sampling", total * (steps or 1), "batches" if steps is None else "steps")
     seconds, count, failure = 0.0, 0, ""
-    try:
-        with evaluation_precision(request.device):
-            for start, batch, took_s in _timed(batches, on_device):
-                seconds += took_s
-                count += len(batch)
-                for receive in receivers:
+    with EventLines().work(world.main), progress as work:
+        if steps is not None:
+            request = dataclasses.replace(request, progress=work.step)
+        batches = cfg.of(config).get_hook("sample_images")(network, config, request)
+        try:
+            with evaluation_precision(request.device):
+                for start, batch, took_s in _timed(batches, world):
+                    seconds += took_s
+                    count += len(batch)
                     receive(start, batch)
-    except NonFiniteError as error:
-        failure = str(error)
+                    if folder is not None:
+                        image_files.write_files(batch, start, request.images, folder)
+                    if steps is None:
+                        work.step()
+        except NonFiniteError as error:
+            failure = str(error)
     refuse_non_finite(failure, world)
     # With fewer images the metrics would be those of black ones in their place.
-    if (total := int(world.total(count))) != request.images:
+    if (drawn := int(world.total(count))) != request.images:
         raise WorkloadError(
-            f"{cfg.of(config).title}: sample_images yielded {total} images instead of"
+            f"{cfg.of(config).title}: sample_images yielded {drawn} images instead of"
             f" {request.images}; write: for start, stop in request.batches()"
         )
     return world.largest(seconds)
