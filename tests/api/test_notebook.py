@@ -74,7 +74,6 @@ def test_cells_become_a_workload_that_trains(main, tmp_path):
     assert "# as long as needed\n" in text, "source as it stands"
     assert "HIDDEN = 3\n" in text
     assert text.index("HIDDEN = 3") < text.index("class Knobs") < text.index("def train")
-    assert "OBJECTIVE = Metric(name='score', mode='max', label='score')" in text
     assert "data2" not in text
     config = cfg.override(cfg.baseline(path), {"loader.batch_size": 8, "loader.workers": 0, "evaluation.points": 1})
     assert config.knobs.width == 8
