@@ -1,7 +1,6 @@
 """Commands: what they refuse before anything starts, what they print, what they leave behind."""
 
 import contextlib
-import hashlib
 import itertools
 import json
 import multiprocessing
@@ -27,9 +26,9 @@ from tests.toy import train as toy_train
 from tests.users import plain
 from tunediff import Trial, analysis, export, search, search_space, train
 from tunediff import config as cfg
-from tunediff.api import search_setup, train_setup
+from tunediff.api import search_setup, train_run
 from tunediff.api.search_setup import SearchOptions
-from tunediff.api.train_setup import TrainOptions
+from tunediff.api.train_run import TrainOptions
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
@@ -315,11 +314,12 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
     assert train.main([*words, "--out", "wider", "model.channels=64"]) == 2
 
 
-def test_the_devices_of_a_training_share_its_budget(tmp_path):
+def test_the_devices_of_a_training_share_its_budget(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
     options = TrainOptions(
         config=Path("digits"), words=["parallel.workers=4"], budget=40, unit="device", storage=tmp_path, name="run"
     )
-    request = train_setup.prepare(options)
+    request = train_run.prepare(options)
     assert (request.budget.seconds, request.folder) == (10.0, tmp_path / "run")
 
 
@@ -498,14 +498,10 @@ def test_train_refuses_a_folder_that_began_with_other_initial_weights(toy, tmp_p
     for name in ("first", "second"):
         save_file(toy_train.network(config.knobs).state_dict(), tmp_path / f"{name}.safetensors")
     assert toy("--initial", "first.safetensors") == 0
-    (tmp_path / "first.safetensors").rename(tmp_path / "moved.safetensors")
-    assert toy("--initial", "moved.safetensors") == 0
     capsys.readouterr()
-    assert toy("--initial", "second.safetensors") == 2
-    digest = hashlib.sha256((tmp_path / "moved.safetensors").read_bytes()).hexdigest()
-    assert f" initial={digest}; asked: " in capsys.readouterr().err
-    assert toy() == 2
-    assert "--initial: " in capsys.readouterr().err
+    for words in (["--initial", "second.safetensors"], []):
+        assert toy(*words) == 2
+        assert capsys.readouterr().err.startswith("error: --initial: ")
 
 
 @pytest.mark.nightly

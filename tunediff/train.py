@@ -15,9 +15,8 @@ import sys
 from collections.abc import Sequence
 
 from tunediff import cli
-from tunediff.api import train_run, train_setup
-from tunediff.api.train_setup import TrainOptions
-from tunediff.core import text
+from tunediff.api import train_run
+from tunediff.api.train_run import TrainOptions
 from tunediff.core.errors import TunediffError
 from tunediff.core.options import PrintingOptions
 from tunediff.core.progress import EventLines
@@ -32,9 +31,7 @@ class TrainCommandOptions(PrintingOptions, TrainOptions):
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; see `--help`."""
     options = cli.parse(cli.parser("train", __doc__ or ""), TrainCommandOptions, argv)
-    request = train_setup.prepare(
-        options, lambda processes: text.original_command("train", argv, processes)
-    )
+    request = train_run.prepare(options, sys.argv[1:] if argv is None else argv)
     main_rank = os.environ.get("RANK", "0") == "0"
     try:
         stopped = train_run.run(request, EventLines.of(options))
@@ -47,8 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"\n{stopped}", file=sys.stderr)
         return cli.INTERRUPTED
     if main_rank:
-        folder = request.folder
-        cli.result(train_run.values(folder), options.json, train_run.as_json(folder))
+        result = train_run.result(request.folder)
+        facts = {key: result[key] for key in result if key not in ("metric", "objective", "value")}
+        cli.result({result["metric"]: result["value"], **facts}, options.json, result)
     return cli.OK
 
 

@@ -19,7 +19,7 @@ from tests.helpers import CPU, Told, assert_equal, tiny, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS
 from tests.training.test_capture import EXACT, FEW, fused, told_of
 from tunediff import distributed, sample
-from tunediff.api.train_setup import TrainOptions, prepare
+from tunediff.api.train_run import TrainOptions, prepare
 from tunediff.config import ConfigError, dump
 from tunediff.config.configurations import not_effective
 from tunediff.config.systems import Precision

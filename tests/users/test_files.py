@@ -14,9 +14,9 @@ import torch
 from tests.helpers import CPU
 from tunediff import config as cfg
 from tunediff import search, search_space, train
-from tunediff.api import train_setup
+from tunediff.api import train_run
 from tunediff.api.calls import words
-from tunediff.api.train_setup import TrainOptions
+from tunediff.api.train_run import TrainOptions
 from tunediff.config import ConfigError, copies
 from tunediff.config.code import WorkloadError
 from tunediff.core.clock import Budget
@@ -428,9 +428,9 @@ def test_a_section_of_ones_own_with_the_name_of_ours_may_train_without_an_end(tm
         "class Knobs:", "class Own:\n    decay: float = 0.1\n\n\n@dataclass(frozen=True)\nclass Knobs:"
     )
     own.write_text(text.replace("    dropout: float = 0.0\n", "    dropout: float = 0.0\n    optimizer: Own = Own()\n"))
-    assert train_setup.prepare(TrainOptions(config=own, out=tmp_path / "run")).budget.open_ended
+    assert train_run.prepare(TrainOptions(config=own, out=tmp_path / "run")).budget.open_ended
     with pytest.raises(cfg.ConfigError, match="optimizer.decay: 'cosine' is not allowed without --budget or --samples"):
-        train_setup.prepare(TrainOptions(config=Path("digits"), words=["optimizer.decay=cosine"], out=tmp_path / "run"))
+        train_run.prepare(TrainOptions(config=Path("digits"), words=["optimizer.decay=cosine"], out=tmp_path / "run"))
 
 
 def test_lists_of_numbers_and_of_text_are_knobs(tmp_path):

@@ -148,7 +148,7 @@ def _line(name: str, value: Any) -> str:
     to a plain value. Raises `_NoTextError` for any other."""
     if isinstance(value, types.ModuleType):
         return f"import {value.__name__} as {name}"
-    module, top = getattr(value, "__module__", None), getattr(value, "__name__", None)
+    module, top = getattr(value, "__module__", ""), getattr(value, "__name__", "")
     if module != "__main__" and top and getattr(sys.modules.get(module), top, None) is value:
         return f"from {module} import {top} as {name}"
     with contextlib.suppress(SyntaxError, ValueError):

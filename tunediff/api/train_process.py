@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tunediff import config as cfg
-from tunediff.api.train_setup import INITIAL, TrainRequest
+from tunediff.api.train_run import INITIAL, TrainRequest
 from tunediff.config import ConfigError, Systems, code
 from tunediff.config.code import WorkloadError
 from tunediff.core import text

@@ -1,6 +1,7 @@
 """Train one configuration outside any search, and read the result. Imports no torch.
 
-The training runs in a process of its own, `train_process`; torchrun starts this for each rank.
+`prepare` refuses what would fail later and makes the folder; `run` trains in a process of its own,
+`train_process`; torchrun starts this for each rank.
 """
 
 from __future__ import annotations
@@ -9,47 +10,195 @@ import contextlib
 import dataclasses
 import logging
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.api.train_setup import TrainRequest, check_folder, starts_over
-from tunediff.config import ConfigError, Metric, Workload
-from tunediff.core import lock, remote, text
+from tunediff.api.options import TRACK_HELP, UNIT_HELP, check_files, trainable
+from tunediff.config import ConfigError, Systems
+from tunediff.core import listeners, lock, machine, machine_options, remote, text
 from tunediff.core import trial_record as record
+from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Activity, Listeners
+from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
 from tunediff.core.outcomes import Status
-from tunediff.core.point import Point
 from tunediff.core.progress import EventLines
+from tunediff.core.refusals import allow, check_name, writing
+from tunediff.experiment.model import kind_of
+from tunediff.integrations.services import SERVICES
 from tunediff.models import WEIGHTS
+from tunediff.search_space import duration_s
+from tunediff.training.knobs import Optimized
 from tunediff.tuning import foreground
 
 log = logging.getLogger(__name__)
 
 PROCESS = "tunediff.api.train_process"
+INITIAL = "weights in a .safetensors file, or a diffusers pipeline"
 
 
+@dataclasses.dataclass(kw_only=True)
+class TrainKeywords(StorageOptions):
+    """Options of the command `train` that are keywords of `tunediff.run_training`."""
+
+    budget: str | float | None = option(
+        None, "training seconds, e.g. 90s, 10m, 8h", convert=duration_s
+    )
+    unit: UnitName | None = option(None, UNIT_HELP, choices=("wall", "device"))
+    samples: int | None = option(
+        None, "training samples, instead of or besides the budget: whichever comes first ends it"
+    )
+    name: str | None = option(
+        None, "name of its folder in the folder of all trainings (default: train-CONFIG)"
+    )
+    out: str | Path | None = option(None, "folder of the run, anywhere, instead of a name")
+    track: str | None = option(None, TRACK_HELP, choices=tuple(SERVICES))
+    initial: str | Path | None = option(
+        None, "weights to start from: a .safetensors file or a folder of a diffusers pipeline"
+    )
+
+
+@dataclasses.dataclass(kw_only=True)
+class TrainOptions(TrainKeywords):
+    """What is asked of a training."""
+
+    config: Path = option(
+        REQUIRED,
+        "configuration file, such as an exported best.yaml; or digits, cifar10 or mine.py for a"
+        " workload's baseline",
+    )
+    words: Sequence[str] = words_option("changes to the configuration", "knob=value")
+    every: str | float | None = option(
+        None,
+        "without a budget: training seconds from one evaluation to the next (default: 10m)",
+        convert=duration_s,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainRequest:
+    """A training that has been checked and may start or go on."""
+
+    config: Systems
+    budget: Budget
+    folder: Path
+    initial: Path | None
+    track: str | None = None
+    """The service that shows it as a run."""
+
+    def identity(self) -> dict[str, Any]:
+        """Return what, besides configuration and seconds, a training that goes on has equal."""
+        initial = str(self.initial) if self.initial is not None else None
+        values = {"samples": self.budget.samples, "initial": initial}
+        return values | ({"open_ended": True} if self.budget.open_ended else {})
+
+
+# ---- set-up
+def prepare(options: TrainOptions, words: Sequence[str] = ()) -> TrainRequest:
+    """Check what is asked for and make the folder of the training. Raises `ConfigError`.
+
+    `words`: of the command line, with which torchrun should start it.
+    """
+    listeners.check(options.track)
+    config = _captured(trainable(options.config, options.words), options)
+    _check_processes(config, words)
+    initial = Path(options.initial).absolute() if options.initial is not None else None
+    allow(initial is None or initial.exists(), "--initial", options.initial, INITIAL)
+    folder = _folder(options).absolute()
+    request = TrainRequest(config, _budget(options, config), folder, initial, options.track)
+    check_files(config, evaluates=True)
+    machine_options.warn_emulated([config.precision.amp])
+    allowed = "a folder without a search or comparison"
+    allow(kind_of(folder) is None, "--out", text.shown(folder), allowed)
+    with writing("--out", _folder(options)):
+        folder.mkdir(parents=True, exist_ok=True)
+    return request
+
+
+def _captured(config: Systems, options: TrainOptions) -> Systems:
+    """Return a workload's baseline with its step captured where a GPU trains it, if that learns the
+    same; as it is where words name `compile.` knobs, or a file says how it trains."""
+    named = options.config.suffix in (".yaml", ".yml")
+    if named or not machine.gpus() or any(word.startswith("compile.") for word in options.words):
+        return config
+    return cfg.override(config, {"compile.capture": "auto"})
+
+
+def _check_processes(config: Systems, words: Sequence[str]) -> None:
+    """Refuse another number of processes than the configuration needs. Raises `ConfigError`."""
+    parallel, ranks = config.parallel, _ranks()
+    if ranks != parallel.processes:
+        started = text.pluralize(ranks, "process", "processes")
+        other = "strategy=ddp" if parallel.together else f"workers={ranks}"
+        raise ConfigError(
+            f"parallel.workers: {parallel.workers} is not allowed with {started}; start it as"
+            f" {text.original_command('train', words, parallel.processes)}, or set parallel.{other}"
+        )
+
+
+def _folder(options: TrainOptions) -> Path:
+    """Return the folder of the run. Raises `ConfigError`."""
+    if options.name is None:
+        config = options.config
+        # Each search has a best.yaml
+        of_search = config.is_file() and config.absolute().with_name("trials").is_dir()
+        name = f"{config.absolute().parent.name}-{config.stem}" if of_search else config.stem
+        return Path(options.out or Path(options.storage, f"train-{name}"))
+    allow(options.out is None, "--name", options.name, "without --out, which names any folder")
+    check_name(options.name)
+    return Path(options.storage, options.name)
+
+
+def _budget(options: TrainOptions, config: Systems) -> Budget:
+    """Return the budget that the options give. Raises `ConfigError`."""
+    seconds, samples, every = options.budget, options.samples, options.every
+    allow(options.unit is None or seconds is not None, "--unit", options.unit, "with --budget")
+    allow(samples is None or samples >= 1, "--samples", samples, "a whole number of at least 1")
+    if seconds is not None or samples is not None:
+        allowed = "without --budget and --samples; with them, set evaluation.points"
+        allow(every is None, "--every", every, allowed)
+        if seconds is None:
+            return Budget(None, samples)
+        wall_s = duration_s(seconds, "--budget")
+        return Budget(own_s(wall_s, options.unit or "wall", config.devices), samples)
+    # A user's own section may have that name as well, and knobs that mean something else
+    optimizer = getattr(config.knobs, "optimizer", None)
+    if isinstance(optimizer, Optimized):
+        allowed = "constant without --budget or --samples: others need an end to fall towards"
+        allow(optimizer.decay == "constant", "optimizer.decay", optimizer.decay, allowed)
+    # Schedules follow fractions of a budget: an open-ended training has that of its first
+    # `evaluation.points` rounds.
+    first_s = duration_s(every or "10m", "--every") * config.evaluation.points
+    return Budget(first_s, open_ended=True)
+
+
+# ---- run
 def run(request: TrainRequest, lines: EventLines) -> str:
     """Train as one rank, from a checkpoint if there is one; return why it stopped, or ''.
 
-    Raises `ConfigError`, `WorkloadError`, `TunediffError` for a training that failed, and
-    `KeyboardInterrupt`.
+    Raises `ConfigError` also for a folder that holds another training, `WorkloadError`,
+    `TunediffError` for a training that failed, and `KeyboardInterrupt`.
     """
     folder, again = request.folder, "the same command again"
+    workload, objective = request.config.schema.workload, cfg.of(request.config).objective.name
     try:
-        _check_processes(request)
         if _rank() != 0:  # its process waits for rank 0
-            return _train(request, lines)
+            return str(foreground.call(f"{PROCESS}:train", request, workload, lines))
         remote.check(folder.parent)
         with _alone(folder):
             remote.pull(folder, heavy=True)
-            _recheck_folder(request)
-            objective = cfg.of(request.config).objective.name
             activity = Activity("train", folder, again, objective, {}, request.track)
+            trial = _held(request)
             with Listeners().opened(activity, lines.aside.say):
-                return _train(request, lines)
+                if trial is None or trial.status != Status.OK:
+                    request = _begun(request)
+                elif _ranks() == 1:
+                    log.info("%s has ended: nothing is trained", folder.name)
+                    return ""
+                return str(foreground.call(f"{PROCESS}:train", request, workload, lines))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {again} resumes from the last checkpoint") from None
 
@@ -62,34 +211,34 @@ def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
     return lock.alone(folder, "--out", f"--out: {folder} is trained by another process")
 
 
-def _recheck_folder(request: TrainRequest) -> None:
-    """Check the folder again under its lock, since another process may have trained in it, and
-    remove a journal without a point, and the copy of the workload beside it.
-
-    Raises `ConfigError` if the folder holds another training.
-    """
-    folder = request.folder
-    check_folder(request)
-    trial = record.read_trial(folder)
-    if trial is not None and starts_over(trial, folder):
-        # The user's file may be mended now, or after this attempt.
-        cfg.remove_copy(request.config, folder)
+def _held(request: TrainRequest) -> record.TrialRecord | None:
+    """Return the training that the folder holds; one that has kept nothing goes, with its copy of
+    the workload, which may have been mended. Raises `ConfigError` for another training."""
+    config, folder = request.config, request.folder
+    trial, where = record.read_trial(folder), text.shown(folder)
+    if trial is None:
+        return None
+    if not trial.points and not (folder / record.CHECKPOINT).exists():
+        cfg.remove_copy(config, folder)
         (folder / record.JOURNAL).unlink()
-
-
-def _train(request: TrainRequest, lines: EventLines) -> str:
-    """Train in a process of its own, one for each rank. `request`: of rank 0, under its lock."""
-    folder, is_main = request.folder, _rank() == 0
-    trial = record.read_trial(folder)
-    finished = trial is not None and trial.status == Status.OK
-    if finished and _ranks() == 1:
-        log.info("%s has ended: nothing is trained", folder.name)
-        return ""
-    if is_main and not finished:
-        request = _begun(request)
-    workload = request.config.schema.workload
-    stopped: str = foreground.call(f"{PROCESS}:train", request, workload, lines)
-    return stopped
+        return None
+    differs = cfg.differences(config, trial.configuration)
+    # What is learned does not depend on how workers share it
+    learned = {name for name in differs if not name.startswith("parallel.")}
+    if learned or (not differs and trial.fingerprint != cfg.fingerprint(config)):
+        changed = text.knobs(differs) or f"{cfg.of(config).title} has changed"
+        raise ConfigError(
+            f"--out: {where} holds a training of another configuration (asked: {changed}); choose"
+            " another --name or --out"
+        )
+    held = {"seconds": trial.budget_s, **trial.drawn}
+    if held != (now := {"seconds": request.budget.seconds, **request.identity()}):
+        given = "--initial" if held["initial"] != now["initial"] else "--budget"
+        raise ConfigError(
+            f"{given}: {where} holds a training with {text.knobs(held)}; asked: {text.knobs(now)};"
+            " repeat it to resume, or choose another --out"
+        )
+    return trial
 
 
 def _begun(request: TrainRequest) -> TrainRequest:
@@ -113,37 +262,14 @@ def _ranks() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-def _check_processes(request: TrainRequest) -> None:
-    """Refuse another number of processes than the configuration needs. Raises `ConfigError`."""
-    parallel, ranks = request.config.parallel, _ranks()
-    if ranks != parallel.processes:
-        started = text.pluralize(ranks, "process", "processes")
-        other = "strategy=ddp" if parallel.together else f"workers={ranks}"
-        raise ConfigError(
-            f"parallel.workers: {parallel.workers} is not allowed with {started}; start it as"
-            f" {request.command}, or set parallel.{other}"
-        )
-
-
 # ---- result
-def values(folder: Path) -> dict[str, Any]:
-    """Return the result of a finished training, as it is printed."""
-    trial, workload, metric, last = _finished(folder)
-    return {
-        str(last.get("label", metric.label)): last[metric.name],
-        "train_s": last.train_s,
-        workload.unit: last.samples,
-        "steps": last.steps,
-        **{f"{part}_s": spent for part, spent in trial.end.seconds.items() if part != "train"},
-        "weights": folder / WEIGHTS,
-        **{path.name: path for path in sorted(folder.glob("*.png"))},
-        "journal": folder / record.JOURNAL,
-    }
-
-
-def as_json(folder: Path) -> dict[str, Any]:
-    """Return the result of a finished training as `--json` prints it."""
-    trial, workload, metric, last = _finished(folder)
+def result(folder: Path) -> dict[str, Any]:
+    """Return the result of a finished training. Raises `ConfigError` where it has not ended."""
+    trial = record.read_trial(folder)
+    if trial is None or trial.end is None or not trial.points:
+        raise ConfigError(f"{folder}: the training has not ended")
+    workload, last = cfg.of(trial.configuration), trial.points[-1]
+    metric = workload.objective
     parts = ("data_wait", "compile", "evaluation", "checkpoint", "setup")
     return {
         "metric": str(last.get("label", metric.label)),
@@ -158,12 +284,3 @@ def as_json(folder: Path) -> dict[str, Any]:
         "pictures": sorted(map(str, folder.glob("*.png"))),
         "journal": folder / record.JOURNAL,
     }
-
-
-def _finished(folder: Path) -> tuple[Any, Workload, Metric, Point]:
-    """Return record, workload, metric, last point. Raises `ConfigError` if unfinished."""
-    trial = record.read_trial(folder)
-    if trial is None or trial.end is None or not trial.points:
-        raise ConfigError(f"{folder}: the training has not ended")
-    workload = cfg.of(trial.configuration)
-    return trial, workload, workload.objective, trial.points[-1]

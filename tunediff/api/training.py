@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tunediff import models
-from tunediff.api import notebook, profile_run, train_run, train_setup
+from tunediff.api import notebook, profile_run, train_run
 from tunediff.api.calls import (
     Knobs,
     ProgressKeywords,
@@ -22,7 +22,7 @@ from tunediff.api.calls import (
 )
 from tunediff.api.display import lines_of
 from tunediff.api.profile_run import ProfileKeywords, ProfileOptions, ProfileResult
-from tunediff.api.train_setup import TrainKeywords, TrainOptions
+from tunediff.api.train_run import TrainKeywords, TrainOptions
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
@@ -51,7 +51,7 @@ class Training:
 
         `tunediff/schemas/train-output.json` describes its keys.
         """
-        return as_printed(text.versioned(train_run.as_json(self.folder)))
+        return as_printed(text.versioned(train_run.result(self.folder)))
 
     def points(self) -> pd.DataFrame:
         """Return one row per evaluation."""
@@ -100,7 +100,7 @@ def run_training(config: Any, *knobs: Knobs, **options: Any) -> Training:
             )
         path = Path(notebook.named(config, folder(call.storage)))
         asked = options_of(call, TrainOptions, config=path, words=words(knobs))
-        request = train_setup.prepare(asked)
+        request = train_run.prepare(asked)
         if stopped := train_run.run(request, lines_of(call.progress)):
             raise KeyboardInterrupt(stopped)
     return Training(request.folder)
