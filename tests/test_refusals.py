@@ -137,14 +137,14 @@ evaluate smal                                         | smal:
 evaluate /dev/zero                                    | /dev/zero:
 evaluate small --steps 5                              | --steps:
 evaluate small --skip linear                          | --skip:
-evaluate small --sampler ddim --skip cubic            | --skip: evaluation.skip: 'cubic'
-evaluate small --sampler ddim --steps 51              | --steps: 51
-evaluate small --images 7                             | --images: evaluation.images: 7
+evaluate small --sampler ddim --skip cubic            | command line: evaluation.skip: 'cubic'
+evaluate small --sampler ddim --steps 51              | command line: evaluation.steps: 51
+evaluate small --images 7                             | command line: evaluation.images: 7
 evaluate small --split validation                     | --split: 'validation'
 evaluate small --split test                           | data.split: 'test'
 evaluate small --metrics fid                          | --metrics: 'fid'
-evaluate small --extractor vgg16                      | --extractor: evaluation.extractor: 'vgg16'
-evaluate small --extractor inception                  | --extractor: evaluation.extractor: 'inception'
+evaluate small --extractor vgg16                      | command line: evaluation.extractor: 'vgg16'
+evaluate small --extractor inception                  | command line: evaluation.extractor: 'inception'
 evaluate small --weights-path x.pth                   | --weights-path:
 evaluate small --data-path nowhere                    | --data-path:
 evaluate small --out images.zip                       | --out: 'images.zip'
@@ -157,8 +157,8 @@ sample gone                                           | gone:
 sample small --images 0                               | --images: 0
 sample small --steps 5                                | --steps:
 sample small --sampler dpm                            | --sampler: 'dpm'
-sample small --batch-size 0                           | --batch-size: evaluation.batch_size: 0
-sample small --seed -1                                | --seed: evaluation.seed: -1
+sample small --batch-size 0                           | command line: evaluation.batch_size: 0
+sample small --seed -1                                | command line: evaluation.seed: -1
 sample small --out x.jpg                              | --out: 'x.jpg'
 sample small --out taken.png                          | --out: taken.png
 sample small --out text/x.png                         | --out: text/x.png

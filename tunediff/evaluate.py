@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
 from tunediff import config as cfg
@@ -30,6 +30,9 @@ from tunediff.evaluation.knobs import PRETRAINED, Evaluation
 from tunediff.evaluation.names import KINDS, caution, name_of
 from tunediff.models import Saved
 from tunediff.workloads import drawing
+
+if TYPE_CHECKING:
+    from tunediff.distributed import World
 
 IMAGES, STEPS = 10_000, 50
 NUMBERS = "evaluation.json"
@@ -149,78 +152,82 @@ def _evaluate(model: Saved, args: argparse.Namespace) -> None:
         allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
     kinds = tuple(kind for kind in KINDS if kind in metrics)
     config = _configured(model.config, args)
-    sampler, evaluation, n = drawing.describe_sampler(config), config.evaluation, args.images
-    # all images of another split, or the learned ones
-    other = args.split not in (None, config.data.split)
-    reference = (
-        dataclasses.replace(config.data, split=args.split, max_images=None)
-        if other
-        else config.data
-    )
     folder = args.out if args.out is not None and not args.out.suffix else None
-    path = args.out or model.folder / f"evaluation-{sampler['name']}-{n}.json"
+    drawn = drawing.describe_sampler(config)["name"]
+    path = args.out or model.folder / f"evaluation-{drawn}-{args.images}.json"
     path = path if folder is None else folder / NUMBERS
     check_writable("--out", args.out or path)
+    real_data = config.data
+    if args.split not in (None, real_data.split):  # all images of another split
+        real_data = dataclasses.replace(real_data, split=args.split, max_images=None)
 
-    import torch
-
-    from tunediff.data import images as data
     from tunediff.distributed import from_environment
-    from tunediff.evaluation import features
-    from tunediff.evaluation.generation import SampleRequest
-    from tunediff.evaluation.quality import Quality, Real
-    from tunediff.training import memory
 
-    images = data.load(reference)
-    # The classifier is made from what is learned, whatever is compared with
-    learned = images if evaluation.extractor in PRETRAINED else data.load(config.data)
     with from_environment() as world:
-        memory.keep_freed(config.memory.keep_freed, world.device)
-        with EventLines().work(world.main):
-            digest = model.weights_digest()  # now: a training that goes on will replace them
-            network = model.network(world.device)
-            extractor = features.build(evaluation, learned, world.device)
-            real = Real.of(images, extractor, world.device, evaluation.batch_size, kinds)
-        quality = Quality(extractor, n, world.device, kinds)
-        request = SampleRequest(
-            n, evaluation.seed, evaluation.batch_size, world.device, world.rank, world.size
-        )
-        seconds = drawing.draw(network, config, request, world, folder, quality.update)
-        quality.merge(world)
+        facts, note = _measured(model, config, real_data, kinds, folder, world)
         if not world.main:
             return
-        cuda = world.device.type == "cuda"
-        result = {
-            "model": model.name, "weights": str(model.weights.absolute()),
-            "weights_sha256": digest, "fingerprint": cfg.fingerprint(model.config),
-            "images": n, "sampler": sampler, "seed": evaluation.seed,
-            "batch_size": evaluation.batch_size, "processes": world.size,
-            "device": torch.cuda.get_device_name(world.device) if cuda else "cpu",
-            "reference": {
-                "name": images.name, "split": reference.split, "images": len(images),
-                "digest": images.digest,
-            },
-            "extractor": {
-                "name": extractor.name, "label": extractor.label, "digest": extractor.digest,
-            },
-            "sampling_s": seconds, "images_per_s": n / seconds,
-            "metrics": {
-                name: {"name": name_of(name, extractor.label), **value._asdict()}
-                for name, value in quality.values(real).items()
-            },
-            "kept": None if folder is None else str(folder.absolute()),
-            "command": args.command, "time": time.time(),
-            "environment": environment.describe(),
-        }  # fmt: skip
+    result = facts | {
+        "kept": None if folder is None else str(folder.absolute()),
+        "command": args.command, "time": time.time(), "environment": environment.describe(),
+    }  # fmt: skip
     path = write_numbered(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
     remote.push_or_warn(path)
     if args.json:
         cli.print_json(result | {"json": str(path.absolute())})
         return
-    print(_table(result))
-    if "fd" in kinds and (warning := caution(extractor.label, n, extractor.dim)):
-        print(f"note: {warning}")
-    print(f"json: {path}")
+    print("\n".join([_table(result), *([f"note: {note}"] if note else []), f"json: {path}"]))
+
+
+def _measured(
+    model: Saved, config: Any, real_data: Data, kinds: Sequence[str], folder: Path | None,
+    world: World,
+) -> tuple[dict[str, Any], str]:  # fmt: skip
+    """Draw images, also into `folder`; return how they compare with `real_data`, in JSON types,
+    and what a reader of the Fréchet distance is to know, or ''."""
+    import torch
+
+    from tunediff.data import images as data
+    from tunediff.evaluation import features
+    from tunediff.evaluation.generation import SampleRequest
+    from tunediff.evaluation.quality import Quality, Real
+    from tunediff.training import memory
+
+    evaluation, device = config.evaluation, world.device
+    n, batch_size = evaluation.images, evaluation.batch_size
+    memory.keep_freed(config.memory.keep_freed, device)
+    with EventLines().work(world.main):
+        digest = model.weights_digest()  # now: a training that goes on will replace them
+        network, images = model.network(device), data.load(real_data)
+        # The classifier is made from what is learned, whatever is compared with
+        learned = images if evaluation.extractor in PRETRAINED else data.load(config.data)
+        extractor = features.build(evaluation, learned, device)
+        real = Real.of(images, extractor, device, batch_size, kinds)
+    quality = Quality(extractor, n, device, kinds)
+    request = SampleRequest(n, evaluation.seed, batch_size, device, world.rank, world.size)
+    seconds = drawing.draw(network, config, request, world, folder, quality.update)
+    quality.merge(world)
+    values = quality.values(real) if world.main else {}
+    note = caution(extractor.label, n, extractor.dim) if "frechet" in values else ""
+    return {
+        "model": model.name, "weights": str(model.weights.absolute()), "weights_sha256": digest,
+        "fingerprint": cfg.fingerprint(model.config),
+        "images": n, "sampler": drawing.describe_sampler(config), "seed": evaluation.seed,
+        "batch_size": batch_size, "processes": world.size,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "reference": {
+            "name": images.name, "split": real_data.split, "images": len(images),
+            "digest": images.digest,
+        },
+        "extractor": {
+            "name": extractor.name, "label": extractor.label, "digest": extractor.digest,
+        },
+        "sampling_s": seconds, "images_per_s": n / seconds,
+        "metrics": {
+            name: {"name": name_of(name, extractor.label), **value._asdict()}
+            for name, value in values.items()
+        },
+    }, note  # fmt: skip
 
 
 def _table(result: dict[str, Any]) -> str:

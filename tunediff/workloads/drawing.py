@@ -45,36 +45,27 @@ def add_sampler_options(parser: argparse.ArgumentParser, steps: str, skip: str, 
 
 
 def _samplers_with(option: str) -> str:
-    *others, last = (sampler for sampler, (_, follows) in SAMPLERS.items() if option in follows)
-    return f"{', '.join(others)} and {last}" if others else last
+    return " or ".join(sampler for sampler, (_, follows) in SAMPLERS.items() if option in follows)
 
 
 def with_sampler(config: Any, args: argparse.Namespace, defaults: Mapping[str, Any]) -> Any:
     """Return a model's configuration with the sampler that the options name, and `defaults` for
     those that they leave open. Raises `ConfigError`, also for any of a workload without samplers.
     """
-    values = {name: getattr(args, name) for name in SAMPLER_OPTIONS}
-    sampler = args.sampler or DEFAULT_SAMPLER
+    has_sampler, sampler = _has_sampler(config), args.sampler or DEFAULT_SAMPLER
     allow(sampler in SAMPLERS, "--sampler", sampler, ", ".join(SAMPLERS))
-    has_sampler, follows = _has_sampler(config), SAMPLERS[sampler][1]
-    for name, value in values.items():
-        owner = "--sampler" if name == "sampler" else f"--sampler {_samplers_with(name)}"
-        fits = has_sampler and name in ("sampler", *follows)
-        allowed = f"with {owner}" if has_sampler else f"none for a model of {cfg.of(config).title}"
+    follows = SAMPLERS[sampler][1]
+    for name in SAMPLER_OPTIONS:
+        value, fits = getattr(args, name), has_sampler and name in ("sampler", *follows)
+        allowed = f"with --sampler {_samplers_with(name)}; none for {cfg.of(config).title}"
         allow(value is None or fits, f"--{name}", value, allowed)
     if not has_sampler:
         return config
-    chain = config.process.steps
-    fits = values["steps"] is None or values["steps"] <= chain
-    allow(fits, "--steps", values["steps"], f"at most process.steps = {chain}")
-    for name in follows:
-        default = defaults.get(name, getattr(config.evaluation, name))
-        if values[name] is None:
-            values[name] = min(default, chain) if name == "steps" else default
-    del values[
-        "sampler"
-    ]  # it comes last: the training's may not follow these steps, or allow fewer
-    return with_evaluation(config, {**values, "sampler": sampler})
+    values = {name: defaults.get(name, getattr(config.evaluation, name)) for name in follows}
+    if "steps" in values:
+        values["steps"] = min(values["steps"], config.process.steps)
+    given = {name: value for name in follows if (value := getattr(args, name)) is not None}
+    return with_evaluation(config, {"sampler": sampler, **values, **given})
 
 
 def _has_sampler(config: Any) -> bool:
@@ -100,16 +91,10 @@ def format_sampler(sampler: Mapping[str, Any]) -> str:
 
 
 def with_evaluation(config: Any, values: Mapping[str, Any]) -> Any:
-    """Return a configuration with knobs of its section `evaluation`, as the options of their names
-    say; those that are None stay.
-
-    Raises `ConfigError` naming the option.
-    """
-    for name, value in values.items():
-        if value is not None:
-            option = "--" + name.replace("_", "-")
-            config = cfg.override(config, {f"evaluation.{name}": value}, where=option)
-    return config
+    """Return a configuration with these knobs of its section `evaluation`; those that are None
+    stay. Raises `ConfigError`."""
+    knobs = {f"evaluation.{name}": value for name, value in values.items() if value is not None}
+    return cfg.override(config, knobs, where="command line")
 
 
 # ---- drawing
