@@ -104,7 +104,7 @@ def test_dry_run_says_what_judging_costs(file, capsys, monkeypatch, probe_says):
     write_file(confirm={"of": 2, "seeds": 3, "final": {"evaluation.images": 640, "evaluation.steps": 50}})
     measure_here(monkeypatch, seconds=29.0)
     text, plan = planned(capsys, file, "--trials", "100")
-    assert (plan["evaluation_s"], plan["evaluations_per_trial"], plan["seconds"]["evaluation"]) == (29, 2, 5800)
+    assert (plan["evaluation_s"], plan["evaluations_per_run"], plan["seconds"]["evaluation"]) == (29, 2, 5800)
     assert plan["final_evaluation_s_per_confirming_run"] == 29
     assert plan["confirming_runs"] == 9
     assert "\n  evaluation.points=1: 29s instead of 58s per trial\n" in text

@@ -32,7 +32,7 @@ from tunediff.core.outcomes import Verdict
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import check_writable, writing
 from tunediff.core.signals import terminable
-from tunediff.report import pair_plan, pair_summary
+from tunediff.report import pair_summary, plan
 
 OF_COMMANDS = """\
 Is one command, value or revision better than another at equal seconds, here?
@@ -121,8 +121,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.comment is not None:
         check_writable("--comment", options.comment)
     if options.dry_run and options.resume is None:
-        planned, lines = _planned(options)
-        cli.print_json(planned) if options.json else print("\n".join(lines))
+        planned = _planned(options)
+        cli.print_json(planned) if options.json else print("\n".join(plan.lines(planned)))
         return cli.OK
     folder = compare_run.run(options, EventLines.of(options))
     if options.comment is not None:
@@ -139,14 +139,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.OK if code == NO_DIFFERENCE and options.fail_on == "worse" else code
 
 
-def _planned(options: WorkloadsOptions | CommandsOptions) -> tuple[dict[str, Any], list[str]]:
-    """Return what would run, as JSON and as lines."""
+def _planned(options: WorkloadsOptions | CommandsOptions) -> dict[str, Any]:
+    """Return what would run, as JSON."""
     if isinstance(options, CommandsOptions):
-        asked = command_setup.prepare(options)
-        return command_setup.planned(asked), command_setup.plan_lines(asked)
+        return command_setup.planned(command_setup.prepare(options))
     with compare_setup.prepare(options, print) as request:
-        planned = compare_setup.planned(request, options, print)
-    return planned, pair_plan.lines(planned)
+        return compare_setup.planned(request, options, print)
 
 
 if __name__ == "__main__":

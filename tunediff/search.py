@@ -16,7 +16,7 @@ from tunediff.core.options import PrintingOptions, option
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, check_creatable
 from tunediff.core.signals import terminable
-from tunediff.report import plan, plan_words
+from tunediff.report import plan
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_creatable("--storage", request.folder)
         say = functools.partial(lines.aside.say, timed=False)
         planned = search_setup.measured_plan(request, options, say)
-        cli.print_json(planned) if options.json else print("\n".join(plan_words.lines(planned)))
+        cli.print_json(planned) if options.json else print("\n".join(plan.lines(planned)))
         plan.check(planned, options.force)
         return cli.OK
     command_time = search_run.run(request, options, lines)

@@ -28,7 +28,7 @@ from tunediff.core.files import write_text
 from tunediff.core.refusals import allow, writing
 from tunediff.experiment.model import Experiment
 from tunediff.judge.frozen_code import SideCode
-from tunediff.report import pair_plan
+from tunediff.report import plan
 from tunediff.search_space.model import PAIR_SEED_OFFSET
 
 WHERE = "command line"
@@ -182,32 +182,16 @@ def _plain(value: str) -> Any:
 
 # ---- plan and check
 def planned(request: CommandCompareRequest) -> dict[str, Any]:
-    """Return what would run, as `pair_plan.values` does, and what differs from workloads."""
+    """Return what would run, as `plan.of_pairs` does, and what differs from workloads."""
     configs = [side.configuration(f"plan-{name}", Path()) for name, side in _named(request)]
     names = [side.name for side in request.sides]
-    plan = pair_plan.values(
+    planned = plan.of_pairs(
         names, configs, request.max_pairs, request.budget_s or 0.0, "wall", {"evaluation_s": 0.0},
         request.at_once,
     )  # fmt: skip
     definitions = [side.definition for side in request.sides]
-    return {**plan, "data": honesty(definitions)}
-
-
-def plan_lines(request: CommandCompareRequest) -> list[str]:
-    """Return what would run, in words."""
-    most, definition = request.max_pairs, request.sides[0].definition
-    budget_s = None if definition.outcome == "final" else request.budget_s
-    each = "its own end" if budget_s is None else f"{text.seconds(budget_s)} of wall-clock"
-    at_most_s = 2 * most * (budget_s or 0.0) / request.at_once
-    total = "" if budget_s is None else f": at most {text.seconds(at_most_s)}"
-    if request.at_once > 1:
-        total += f", {request.at_once} runs at the same time"
-    return [
-        *(f"{name.upper()}: {side.name}" for name, side in _named(request)),
-        f"objective: {definition.objective} ({definition.mode})",
-        f"runs: at most {most} pairs × 2 × {each}{total}; it ends as soon as it is decided",
-        *honesty([side.definition for side in request.sides]),
-    ]
+    objective = f"{definitions[0].objective} ({definitions[0].mode})"
+    return {**planned, "objective": objective, "notes": honesty(definitions)}
 
 
 def _named(request: CommandCompareRequest) -> list[tuple[str, Side]]:

@@ -24,7 +24,7 @@ from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.refusals import writing
 from tunediff.judge import frozen_code, ledger, locked_judge, proof, verification
 from tunediff.ray_backend import connection
-from tunediff.report import pair_plan, pair_summary, pair_words
+from tunediff.report import pair_summary, pair_words, plan
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.tuning import at_once, experiment, resources, rounds, sessions
 from tunediff.tuning.backend import Backend
@@ -89,7 +89,7 @@ def _create(options: AnyOptions, lines: EventLines) -> Path:
         return verification.reproduce(options.reproduce, storage, name, lines.say)
     if isinstance(options, CommandCompareOptions):
         asked = command_setup.prepare(options)
-        for line in command_setup.plan_lines(asked) if not lines.quiet else ():
+        for line in plan.lines(command_setup.planned(asked)) if not lines.quiet else ():
             lines.say(line)
         if options.check:
             command_setup.try_sides(asked, lines.say)
@@ -97,7 +97,7 @@ def _create(options: AnyOptions, lines: EventLines) -> Path:
         return asked.folder
     with compare_setup.prepare(options, lines.say) as request:
         if not lines.quiet:
-            for line in pair_plan.lines(compare_setup.planned(request, options, lines.say)):
+            for line in plan.lines(compare_setup.planned(request, options, lines.say)):
                 lines.say(line)
         compare_folder.create(request)
     return request.folder

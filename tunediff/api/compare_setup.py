@@ -28,7 +28,7 @@ from tunediff.core.options import option, words_option
 from tunediff.core.refusals import allow, check_name, check_new, timed_name
 from tunediff.experiment.model import FILE, Experiment
 from tunediff.judge import frozen_code
-from tunediff.report import pair_plan
+from tunediff.report import plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import duration_s, folder_of
 from tunediff.search_space.model import PAIR_SEED_OFFSET
@@ -206,7 +206,7 @@ def _check_sides(
 
 
 def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[str, Any]:
-    """Return what would run and what it costs, as `pair_plan.values`; time an evaluation for it."""
+    """Return what would run and what it costs, as `plan.of_pairs`; time an evaluation for it."""
     config = request.sides[0]
     measured = request.measured
     if cfg.of(config).file is None and options.address is None:
@@ -218,7 +218,7 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
         measured = {**probe.before_search(config, True, not options.dry_run, prepared=of_runs)}
     names, experiment = [" ".join(words) for words in request.side_words], request.experiment
     test, limit = experiment.test, experiment.limit
-    return pair_plan.values(
+    return plan.of_pairs(
         names, request.sides, test.pairs, limit.budget or 0.0, limit.unit, measured,
         experiment.devices,
     )  # fmt: skip
@@ -226,7 +226,7 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
 
 def _check(config: Systems, name: str, say: Say) -> dict[str, Any]:
     """Try the workload of the side called `name`; return what was measured of it, as
-    `pair_plan.values` takes it."""
+    `plan.of_pairs` takes it."""
     from tunediff.training import check  # imports torch
 
     try:

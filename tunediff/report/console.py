@@ -19,7 +19,7 @@ from tunediff.core.listeners import Listener
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report import plan, plan_words
+from tunediff.report import plan
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.verdicts import OTHERS
 from tunediff.report.words import noted, versus
@@ -105,8 +105,7 @@ class Console(Listener):
         for line in (
             *([dashboard] if dashboard is not None else []),
             f"results {self.folder}",
-            *plan.skipped(self.space),
-            *(plan_words.start_lines(planned) if planned is not None else []),
+            *(plan.skipped(self.space) if planned is None else plan.start_lines(planned)),
             f"{trials} × {text.seconds(budget.per_trial_s)} {budget.clock.what};"
             " starting the workers",
         ):

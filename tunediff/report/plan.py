@@ -1,16 +1,18 @@
-"""Compute what a search will run and cost, before anything starts."""
+"""Compute what a search or a comparison will run and cost, before anything starts, and say it."""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
 from tunediff import search_space
-from tunediff.analysis import evaluating
+from tunediff.analysis import error_spending, evaluating
 from tunediff.config import ConfigError
+from tunediff.core import text
+from tunediff.core.clock import UNITS, UnitName, own_s
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, resources
 
@@ -31,121 +33,132 @@ def values(
     """
     machine, sizes, budget = resources.local(), resources.world_sizes(space), space.budget
     share = resources.share(space, machine)
-    confirming_at_once, _ = confirming.runs_at_once(space, max(sizes), on_this_machine)
-    confirms = {"confirming_at_once": confirming_at_once}
+    confirms = {
+        "confirming_at_once": confirming.runs_at_once(space, max(sizes), on_this_machine)[0]
+    }
     cost = evaluating.Cost.of(space, {**measured, **confirms})
-    spent = cost.parts(share.least)
+    spent, points = cost.parts(share.least), search_space.size(space)
+    unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []
     within = round(cost.within_limit(share.least)[0] * share.slots)
     trials = min(budget.trials, max(share.slots, within))
-    device_hours = _device_hours(space, trials, max(sizes), share.slots)
+    runs = trials + space.most_confirming_runs
+    # Devices share a budget in device-seconds; any other budget holds for each of them.
+    devices = 1 if budget.unit == "device" else max(sizes)
+    device_s = devices * runs * budget.per_trial_s
+    if budget.total_s is not None:
+        device_s = min(device_s, devices * share.slots * budget.total_s)
+    price = budget.price_per_device_hour
     plan = {
-        **_runs(space),
-        **confirms,
-        "at_once": share.slots,
-        **_times(space, cost, spent, measured),
-        "trials_within_limit": trials,
-        **_budget(space, device_hours),
-        "machine": str(machine),
-        "world_sizes": sizes,
-        **_disk(space, measured, trials, share.slots),
-        "disk_free_mib": _free_mib(folder),
-        "objective": _objective(space),
-        "data": measured.get("data", []),
-        "advice": cost.advice(),
-        "space": {dimension.name: str(dimension) for dimension in space.dimensions},
-        "first": [space.changed(point) for point in space.candidates],
-        "skipped": skipped(space),
-        "notes": list(share.notes),
-    }
-    # Do not refuse a search because of timings that were made while other processes used the cores.
-    certain = evaluating.Cost.of(space, confirms).parts(share.least) if plan["disturbed"] else spent
-    return plan | {"refused": _refused(plan, trials, certain["wall_clock"])}
-
-
-def _budget(space: SearchSpace, device_hours: float) -> dict[str, Any]:
-    """Return the budget of a trial, and what all trials use."""
-    budget, price = space.budget, space.budget.price_per_device_hour
-    return {
-        "budget_s": budget.per_trial_s,
-        "budget_unit": budget.unit,
-        "device_hours": device_hours,
-        "price": device_hours * price if price is not None else None,
-    }
-
-
-def _disk(space: SearchSpace, measured: Measured, trials: int, slots: int) -> dict[str, Any]:
-    """Return the parameters of a model, and the room that the files of all trials need."""
-    parameters = measured.get("parameters", 0)
-    saved = measured.get("saved_parameters", parameters)
-    return {
-        "parameters": 0 if cfg.is_command(space.workload.name) else parameters or None,
-        "disk_mib": _disk_mib(space, saved, trials, slots),
-    }
-
-
-def _runs(space: SearchSpace) -> dict[str, Any]:
-    """Return what runs, by the search file."""
-    points = search_space.size(space)
-    return {
         "search": str(space.source),
         "knobs": len(space.dimensions),
         "points": None if points == float("inf") else points,
-        "trials": space.budget.trials,
+        "trials": budget.trials,
+        "trials_within_limit": trials,
         "training_s_per_trial": space.longest_s,
         "seeds": space.seeds,
         "baseline_runs": space.noise,
         "confirming_runs": space.most_confirming_runs,
-    }
-
-
-def _times(
-    space: SearchSpace, cost: evaluating.Cost, spent: Mapping[str, float], measured: Measured
-) -> dict[str, Any]:
-    """Return what takes how long, and what of it is unknown or uncertain. `spent`: by part."""
-    unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []
-    return {
+        **confirms,
+        "at_once": share.slots,
         "seconds": {**spent, **dict.fromkeys(unknown)},
-        "total_limit_s": space.budget.total_s,
         "wall_clock_lacks": unknown,
+        "total_limit_s": budget.total_s,
+        **_of_runs(space.baseline, budget.per_trial_s, budget.unit, measured),
         "evaluation_s": cost.evaluation_s,
-        "evaluations_per_trial": space.baseline.evaluation.points,
-        "other_load_share": measured.get("other_load_share"),
-        "disturbed": measured.get("disturbed", False),
-        "timing_too_long": measured.get("too_long", False),
         "final_evaluation_s": cost.final_s,
         "final_evaluation_s_per_confirming_run": cost.confirming_final_s,
         "trial_s": cost.trial_s,
         "confirming_s": cost.confirming_s,
+        "device_hours": device_s / 3600,
+        "price": device_s / 3600 * price if price is not None else None,
+        "machine": str(machine),
+        "world_sizes": sizes,
+        **_disk(space, folder, measured, runs, share.slots),
+        "objective": _objective(space),
+        "space": {dimension.name: str(dimension) for dimension in space.dimensions},
+        "first": [space.changed(point) for point in space.candidates],
+        "notes": [*measured.get("data", []), *share.notes, *cost.advice(), *skipped(space)],
+    }
+    # Do not refuse a search because of timings that were made while other processes used the cores.
+    certain = evaluating.Cost.of(space, confirms).parts(share.least) if plan["disturbed"] else spent
+    return plan | {"refused": _refused(plan, certain["wall_clock"])}
+
+
+def _disk(
+    space: SearchSpace, folder: Path, measured: Measured, runs: int, slots: int
+) -> dict[str, Any]:
+    """Return the parameters of a model, and the room that all runs need and have, in MiB.
+
+    float32 weights of every run are kept. A running trial also has a checkpoint (weights, averages
+    and two moments of the optimizer), and two of them while it replaces the old one.
+    """
+    parameters = measured.get("parameters", 0)
+    stored = measured.get("saved_parameters", parameters) * (runs + 2 * 4 * slots)
+    existing = next(path for path in [folder, *folder.parents] if path.exists())
+    return {
+        "parameters": 0 if cfg.is_command(space.workload.name) else parameters or None,
+        "disk_mib": 4 * stored / 2**20 if space.evaluates else 0.0,
+        "disk_free_mib": shutil.disk_usage(existing).free / 2**20,
     }
 
 
-def _disk_mib(space: SearchSpace, parameters: int, trials: int, slots: int) -> float:
-    """Return what a search writes: float32 weights of every run are kept.
+def of_pairs(
+    names: Sequence[str],
+    sides: Sequence[Any],
+    most: int,
+    budget_s: float,
+    unit: UnitName,
+    measured: Mapping[str, Any],
+    at_once: int = 1,
+) -> dict[str, Any]:
+    """Return what a comparison will run and cost; see `values`. Start-up is assumed, not measured.
 
-    A running trial also has a checkpoint (weights, averages and two moments of the optimizer), and
-    two of them while it replaces the old one.
+    names: A and B as the user typed them. sides: their configurations. most: maximum number of
+    pairs. budget_s: of one run, in seconds of `unit`; 0: its own end. at_once: runs at the same
+    time.
     """
-    stored_runs = trials + space.most_confirming_runs
-    return 4 * parameters * (stored_runs + 2 * 4 * slots) / 2**20 if space.evaluates else 0.0
+    workload, each_s = cfg.of(sides[0]), measured.get("evaluation_s")
+    describe = workload.get_hook("evaluation_protocol")
+    training_s = most * sum(own_s(budget_s, unit, side.devices) for side in sides)
+    evaluation_s = 2 * most * int(sides[0].evaluation.points) * (each_s or 0.0)
+    # A pair trains both sides and evaluates both; the test may stop it at its first look.
+    runs_s = training_s + evaluation_s + 2 * most * evaluating.RUN_S
+    least, changed = error_spending.first_look(most), cfg.differences(sides[1], sides[0])
+    return {
+        "a": names[0],
+        "b": names[1],
+        "changed": {name: value for name, value in changed.items() if name != "seed"},
+        "metric": workload.objective.name,
+        "pairs_at_least": least,
+        "pairs_at_most": most,
+        "runs_at_most": 2 * most,
+        "at_once": at_once,
+        "seconds": {
+            "training": training_s,
+            "evaluation": None if each_s is None else evaluation_s,
+            "wall_clock": evaluating.START_S + runs_s / at_once,
+        },
+        "wall_clock_lacks": ["evaluation"] if each_s is None else [],
+        "wall_s_at_least": evaluating.START_S + runs_s * least / most / at_once,
+        **_of_runs(sides[0], budget_s, unit, measured),
+        "objective": describe(sides[0]) if describe is not None else None,
+        "notes": measured.get("data", []),
+    }
 
 
-def _free_mib(folder: Path) -> float:
-    existing = next(path for path in [folder, *folder.parents] if path.exists())
-    return shutil.disk_usage(existing).free / 2**20
-
-
-def _device_hours(space: SearchSpace, trials: int, workers: int, slots: int) -> float:
-    """Return the device-hours of all trainings, at most where there is no limit.
-
-    workers: of the largest trial. slots: trials at once.
-    """
-    # Devices share a budget in device-seconds; any other budget holds for each of them.
-    budget = space.budget
-    devices = 1 if budget.unit == "device" else workers
-    seconds = devices * (trials + space.most_confirming_runs) * budget.per_trial_s
-    if budget.total_s is not None:
-        seconds = min(seconds, devices * slots * budget.total_s)
-    return seconds / 3600
+def _of_runs(
+    config: Any, budget_s: float, unit: UnitName, measured: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what both plans say of a run and of its timing."""
+    return {
+        "budget_s": budget_s,
+        "budget_unit": unit,
+        "evaluation_s": measured.get("evaluation_s"),
+        "evaluations_per_run": int(config.evaluation.points),
+        "timing_too_long": measured.get("too_long", False),
+        "other_load_share": measured.get("other_load_share"),
+        "disturbed": measured.get("disturbed", False),
+    }
 
 
 def _objective(space: SearchSpace) -> str | None:
@@ -158,13 +171,13 @@ def _objective(space: SearchSpace) -> str | None:
     return "; ".join(filter(None, [until, protocol])) or None
 
 
-def _refused(plan: Mapping[str, Any], trials: int, certain_s: float) -> str | None:
+def _refused(plan: Mapping[str, Any], certain_s: float) -> str | None:
     """Return why the search is refused as a likely mistake; None if it is not.
 
-    trials: how many there is time for. certain_s: wall-clock without uncertain timings, in seconds.
+    certain_s: wall-clock without uncertain timings, in seconds.
     """
     days, disk, free = certain_s / 86400, plan["disk_mib"], plan["disk_free_mib"]
-    if trials > MOST_TRIALS:
+    if (trials := plan["trials_within_limit"]) > MOST_TRIALS:
         return f"{trials:,} trials: over {MOST_TRIALS:,}; change --trials or give a limit, --total"
     if days > MOST_DAYS:
         change = "change --trials, --budget or evaluation.*, or give --total"
@@ -188,3 +201,68 @@ def skipped(space: SearchSpace) -> list[str]:
     if any("dp" not in choices for choices in strategies) and resources.local().device == "cpu":
         notes.append("parallel.strategy=dp is not compared: torch.nn.DataParallel needs GPUs")
     return notes
+
+
+# ---- in words
+def lines(plan: Mapping[str, Any]) -> list[str]:
+    """Return the plan in words: what runs, what it takes, and of a search what it searches."""
+    if "search" not in plan:
+        return [f"A: {plan['a']}", f"B: {plan['b']}", *start_lines(plan)]
+    points, count = plan["points"], plan["parameters"]
+    many = "unlimited" if points is None else f"{round(points):,}"
+    rows = {
+        "search": f"{plan['search']} ({text.pluralize(plan['knobs'], 'knob')}, {many} points)",
+        "device_hours": f"about {plan['device_hours']:.2f} of training",
+        "price": None if plan["price"] is None else f"about {text.number(plan['price'])}",
+        "machine": f"{plan['machine']}; world sizes {', '.join(map(str, plan['world_sizes']))} fit",
+        "parameters": "unknown (no network(knobs))"
+        if count is None
+        else f"{count:,}"
+        if count
+        else None,
+        "disk_mib": f"{plan['disk_mib']:.0f} of {plan['disk_free_mib']:.0f} free",
+    }
+    head, *facts = [f"{name}: {words}" for name, words in rows.items() if words is not None]
+    knobs = [f"  {name}: {choices}" for name, choices in plan["space"].items()]
+    first = [f"  first {i}: {text.knobs(point)}" for i, point in enumerate(plan["first"])]
+    return [head, *start_lines(plan), *facts, *knobs, *first]
+
+
+def start_lines(plan: Mapping[str, Any]) -> list[str]:
+    """Return what a run prints of its plan when it starts: runs, seconds, notes."""
+    seconds, limit_s = plan["seconds"], plan.get("total_limit_s")
+    run = "its own end"
+    if plan["budget_s"]:
+        run = f"{text.seconds(plan['budget_s'])} {UNITS[plan['budget_unit']].what}"
+    earliest = f"it ends as soon as it is decided, after {plan.get('pairs_at_least')} pairs"
+    rows = {
+        "runs": f"at most {plan.get('pairs_at_most')} pairs × 2 × {run}; {earliest} at the earliest"
+    }
+    if "search" in plan:
+        others = text.pluralize(plan["trials"] - plan["baseline_runs"], "other configuration")
+        many = f": {others}, {text.pluralize(plan['baseline_runs'], 'run')} of the baseline"
+        many = f", {plan['seeds']} seeds each" if plan["seeds"] > 1 else many
+        rows = {"trials": f"{plan['trials']} × {run}{many}"}
+        if most := plan["confirming_runs"]:
+            rows["confirming"] = f"at most {most} × {run}; it ends when it is decided"
+    if plan["at_once"] > 1:
+        rows["at_once"] = f"{plan['at_once']} at the same time"
+    for part, spent_s in seconds.items() if plan["budget_s"] else ():
+        known = part != "evaluation" or "evaluation" not in plan["wall_clock_lacks"]
+        why = ": one takes too long to be timed here" if plan["timing_too_long"] else ""
+        rows[part.replace("_", "-")] = (
+            f"about {text.seconds(spent_s)}" if known else f"unknown{why}"
+        )
+    if plan["wall_clock_lacks"] and plan["budget_s"]:
+        rows["wall-clock"] += " and evaluation"
+    if "wall_s_at_least" in plan and plan["budget_s"]:
+        rows["wall-clock"] += f" at most, {text.seconds(plan['wall_s_at_least'])} at least"
+    if limit_s is not None:
+        within, all_trials = plan["trials_within_limit"], text.pluralize(plan["trials"], "trial")
+        rows["total_limit"] = f"{text.seconds(limit_s)}, room for about {within} of {all_trials}"
+    if plan["objective"]:
+        rows["objective"] = plan["objective"]
+    load = f"WARNING: other processes use {plan['other_load_share'] or 0:.0%} of the cores: "
+    load += "evaluation may be timed too long, and all may take longer while they do"
+    said = [f"{name}: {words}" for name, words in rows.items()]
+    return [*said, *plan["notes"], *[load] * plan["disturbed"]]
