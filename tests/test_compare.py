@@ -27,7 +27,7 @@ from tunediff.judge import frozen_code
 from tunediff.ray_backend import connection
 from tunediff.report import pairs as report
 from tunediff.tuning import resources, sessions
-from tunediff.tuning.pool import Pool
+from tunediff.tuning.resources import Pool
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tunediff.core import text
 from tunediff.core.files import study_url
 from tunediff.report import summary
 from tunediff.search_space import duration_s
-from tunediff.tuning import search_study
+from tunediff.tuning import optuna_proposer
 
 NAME, STORAGE = "grün & 'blau' [50%]", "meine Nächte #1?"
 
@@ -110,7 +110,7 @@ def test_the_default_storage_goes_without_saying(storage):
 
 def test_the_study_is_where_it_is_said_to_be(storage):
     path = storage / "study.db"
-    search_study.SearchStudy(search_space.parse(searches.FILE, "x.yaml"), 0).write(path)
+    optuna_proposer.SearchStudy(search_space.parse(searches.FILE, "x.yaml"), 0).write(path)
     assert path.is_file()
     assert optuna.get_all_study_names(study_url(path)) == ["tunediff"]
 

@@ -20,7 +20,7 @@ from tunediff.config import ConfigError
 from tunediff.core import trial_record
 from tunediff.report import __main__ as report
 from tunediff.tuning import experiment, resources
-from tunediff.tuning.knowledge import needs_at_least
+from tunediff.tuning.evaluated import needs_at_least
 
 FILE = {
     "command": f"{sys.executable} train.py --lr {{lr}} --seed {{seed}} {{overrides}}",

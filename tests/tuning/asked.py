@@ -3,8 +3,7 @@
 from tests.helpers import point
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
-from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, ResourcePartition
+from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 from tunediff.tuning.trial import run_trial_on_slot
 
 FILE = {

@@ -8,7 +8,7 @@ from tests.helpers import point as point_of
 from tunediff import search_space
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
-from tunediff.ray_backend import dashboard
+from tunediff.ray_backend.backend import RayDashboardReporter
 
 CONTENT = {
     "workload": "digits",
@@ -36,7 +36,7 @@ def board(tmp_path, monkeypatch):
     Gauge.said.clear()
     shown = []
     show = lambda slot, line: shown.append((slot, line))  # noqa: E731
-    return dashboard.RayDashboardReporter(tmp_path, SPACE, show), shown
+    return RayDashboardReporter(tmp_path, SPACE, show), shown
 
 
 def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path):

@@ -6,9 +6,8 @@ from tests.helpers import point
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.tuning import knowledge
-from tunediff.tuning.knowledge import needs_at_least, ruled_out
-from tunediff.tuning.tried import Tried
+from tunediff.tuning import evaluated
+from tunediff.tuning.evaluated import EvaluatedConfigurations, needs_at_least, ruled_out
 
 BASE = {"loader.batch_size": 256, "loader.resident": True, "parallel.workers": 1}
 
@@ -80,7 +79,7 @@ def test_more_workers_that_divide_the_model_need_less():
 def test_names_that_a_workload_says_memory_does_not_depend_on_are_knobs_of_it():
     schema = cfg.baseline("cifar10").schema
     own = cfg.find(schema.workload).declared
-    named = [*own.MEMORY_FREE, *own.MEMORY_SAVING, *knowledge._MEMORY_FREE]
+    named = [*own.MEMORY_FREE, *own.MEMORY_SAVING, *evaluated._MEMORY_FREE]
     sections = {name.partition(".")[0] + "." for name in schema.knobs}
     assert [name for name in named if name not in schema.knobs and name not in sections] == []
 
@@ -104,4 +103,4 @@ def test_a_trial_of_a_workload_that_is_gone_was_tried_all_the_same(tmp_path):
         "x.yaml",
     )
     gone = TrialRecord("t0003", 3, {"workload": "gone.py"}, {}, "of that")
-    assert Tried(space, "cpu", [gone]).exact(space.baseline) is None
+    assert EvaluatedConfigurations(space, "cpu", [gone]).exact(space.baseline) is None

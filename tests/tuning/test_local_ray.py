@@ -12,7 +12,7 @@ from unittest import mock
 import psutil
 import pytest
 
-from tunediff.ray_backend import connection, local_cluster, remains
+from tunediff.ray_backend import connection, remains
 from tunediff.tuning.sessions import NotStartedError
 
 NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "TUNEDIFF_KEEP_RAY")
@@ -31,9 +31,9 @@ def environment(monkeypatch, tmp_path, tmp_path_factory):
 def test_every_cluster_has_a_random_token_that_only_its_user_can_read(monkeypatch, tmp_path):
     tokens = []
     for _ in range(2):
-        with local_cluster.random_token():
+        with connection.random_token():
             tokens.append(os.environ["RAY_AUTH_TOKEN"])
-            file = Path(local_cluster.dashboard("127.0.0.1:8265").partition("token: cat ")[2].rstrip(")"))
+            file = Path(connection.dashboard("127.0.0.1:8265").partition("token: cat ")[2].rstrip(")"))
             assert file.read_text() == tokens[-1]
             assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)] == [0o600, 0o700]
         assert "RAY_AUTH_TOKEN" not in os.environ
@@ -53,9 +53,9 @@ def test_every_cluster_has_a_random_token_that_only_its_user_can_read(monkeypatc
 )
 def test_token_of_the_user_is_left_alone(monkeypatch, name, value, said):
     monkeypatch.setenv(name, value)
-    with local_cluster.random_token():
+    with connection.random_token():
         assert {name: os.environ[name] for name in NAMES if name in os.environ} == {name: value}
-        assert local_cluster.dashboard("127.0.0.1:8265").endswith(said)
+        assert connection.dashboard("127.0.0.1:8265").endswith(said)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_ray_gets_more_time_than_its_own_30_s_to_start(monkeypatch):
     with connection.cluster(None) as context:
         assert context == "node"
     assert services.get_node is get_node
-    monkeypatch.setattr(local_cluster, "START_S", 0.0)
+    monkeypatch.setattr(connection, "START_S", 0.0)
     late += [RuntimeError("never")]
     with pytest.raises(NotStartedError, match="never"), connection.cluster(None):
         pass
@@ -137,7 +137,7 @@ def test_ray_gets_more_time_than_its_own_30_s_to_start(monkeypatch):
 CLUSTER = """
 import os, subprocess, sys, time
 from types import SimpleNamespace
-from tunediff.ray_backend import local_cluster, remains
+from tunediff.ray_backend import connection, remains
 
 def start(title, session, **how):
     code = "import sys, time; log = open(sys.argv[1], 'a'); time.sleep(3600)"
@@ -145,7 +145,7 @@ def start(title, session, **how):
     return subprocess.Popen([title, "-c", code, log], executable=sys.executable, start_new_session=True, **how).pid
 
 ours, others, how = sys.argv[1:]
-with local_cluster.no_remains() as started:
+with connection.no_remains() as started:
     of_worker = {remains.STARTED: os.environ[remains.MARK]}
     ends = [start("worker", others), start("ray::DashboardAgent", ours, env={}), start("run", others, env=of_worker)]
     started(SimpleNamespace(address_info={"session_dir": ours}))

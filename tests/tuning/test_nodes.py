@@ -14,7 +14,7 @@ from tests.helpers import tiny
 from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
-from tunediff.ray_backend import backend, cluster, connection, node_checks, tuner
+from tunediff.ray_backend import backend, cluster, connection, tuner
 from tunediff.tuning.resources import Machine, divided
 
 GPU = {
@@ -49,7 +49,7 @@ def test_nodes_are_what_ray_has_of_each(nodes):
 def answers(monkeypatch, said):
     """Nodes say this, by their ids, instead of what they were asked."""
     monkeypatch.setattr(
-        node_checks,
+        cluster,
         "_on_each",
         lambda machines, function, *args: {one: said.get(one.id, function(*args)) for one in machines},
     )
@@ -58,11 +58,11 @@ def answers(monkeypatch, said):
 def test_storage_that_a_node_does_not_see_is_refused(monkeypatch, tmp_path):
     here, there = Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")
     answers(monkeypatch, {})
-    node_checks.check_shared(tmp_path, [here, there])
+    cluster.check_shared(tmp_path, [here, there])
     for said in ("No such file or directory", "of another file system"):
         answers(monkeypatch, {"b": said})
         with pytest.raises(ConfigError) as refused:
-            node_checks.check_shared(tmp_path, [here, there])
+            cluster.check_shared(tmp_path, [here, there])
         expected = f"--storage: {tmp_path.parent} is not shared by all nodes (10.0.0.2: {said}); put it on a disk that"
         assert str(refused.value).startswith(expected)
     assert list(tmp_path.iterdir()) == [], "the proof is taken away"
@@ -88,10 +88,10 @@ def test_node_without_the_packages_of_the_head_is_refused(monkeypatch, tmp_path,
 def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):
     nodes = [Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")]
     answers(monkeypatch, {})
-    node_checks.check_files(cfg.to_dict(tiny()), True, nodes)
+    cluster.check_files(cfg.to_dict(tiny()), True, nodes)
     lacks = cfg.to_dict(tiny(data__name="images", data__path=str(tmp_path / "nowhere")))
     with pytest.raises(ConfigError, match=r"node 10.0.0.1: .*nowhere.*; node 10.0.0.2: .*nowhere"):
-        node_checks.check_files(lacks, True, nodes)
+        cluster.check_files(lacks, True, nodes)
 
 
 def test_trials_run_on_the_nodes_of_the_start_that_are_left(nodes, clock):

@@ -3,8 +3,7 @@
 import pytest
 
 from tunediff import config as cfg
-from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, Placement, divided
+from tunediff.tuning.resources import Machine, Placement, Pool, divided
 
 
 def gpus(count, cores=None, name="a"):

@@ -13,9 +13,8 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End
-from tunediff.tuning import search_study
-from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, ResourcePartition
+from tunediff.tuning import optuna_proposer
+from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 
 
 def test_first_points_come_first_and_every_configuration_once(make):
@@ -195,8 +194,8 @@ def test_a_finished_trial_that_optuna_did_not_hear_of_is_told(make):
 
 def test_resume_seeds_the_sampler_by_the_number_of_the_next_trial(make, monkeypatch):
     """Seeded as at the start, a resumed search would draw its first points again."""
-    seeds, named = [], search_study.sampler_named
-    monkeypatch.setattr(search_study, "sampler_named", lambda name, seed: seeds.append(seed) or named(name, seed))
+    seeds, named = [], optuna_proposer.sampler_named
+    monkeypatch.setattr(optuna_proposer, "sampler_named", lambda name, seed: seeds.append(seed) or named(name, seed))
     first = make(seed=5)
     for name in ("a", "b"):
         end(first, first.suggest(name), name)
@@ -478,7 +477,7 @@ def test_disk_fault_of_an_earlier_attempt_is_no_reason_to_stop(make):
      ([-7.0, -2.0], "max", -14.0), ([0.0, 0.3], "max", -1.0), ([], "min", 2e9), ([], "max", -2e9), ([1e300], "min", 2e300)],
 )  # fmt: skip
 def test_a_failure_is_worse_than_every_result(results, mode, told):
-    from tunediff.tuning.knowledge import penalty
+    from tunediff.tuning.evaluated import penalty
 
     assert penalty(results, mode) == told
     assert all(told > one if mode == "min" else told < one for one in results)
@@ -486,7 +485,7 @@ def test_a_failure_is_worse_than_every_result(results, mode, told):
 
 @pytest.mark.parametrize(("mode", "worst"), [("min", 1.7e308), ("max", -1.7e308)])
 def test_a_failure_is_told_as_a_finite_number_whatever_the_results(mode, worst):
-    from tunediff.tuning.knowledge import penalty
+    from tunediff.tuning.evaluated import penalty
 
     assert math.isfinite(penalty([worst, 1.0], mode))
     assert penalty([worst], mode) > worst if mode == "min" else penalty([worst], mode) < worst

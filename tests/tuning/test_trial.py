@@ -15,8 +15,7 @@ from tunediff.core.progress import DOING
 from tunediff.core.trial_record import End
 from tunediff.tuning import trial
 from tunediff.tuning.backend import Lost
-from tunediff.tuning.pool import Allocation
-from tunediff.tuning.resources import Placement
+from tunediff.tuning.resources import Allocation, Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 CONTENT = {"workload": "digits", "budget": {"per_trial": "9s", "trials": 2}, "search": {"loader.batch_size": [64, 128]}}

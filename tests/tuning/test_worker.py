@@ -30,7 +30,7 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.profiling import trace
-from tunediff.ray_backend import group
+from tunediff.ray_backend.slot import run_group
 from tunediff.training import run_trial, state, weights
 from tunediff.tuning import worker
 from tunediff.tuning.resources import Placement
@@ -336,7 +336,7 @@ def started(monkeypatch, tmp_path, *specs):
         lambda loop, **options: given.append({"loop": loop, **options}) or trainer,
     )  # fmt: skip
     for spec in specs:
-        group.run_group("slot", "g", spec, "digits", str(tmp_path), os.getcwd())
+        run_group("slot", "g", spec, "digits", str(tmp_path), os.getcwd())
     return given
 
 
@@ -361,7 +361,7 @@ def test_a_worker_whose_imports_fail_fails_in_its_training(monkeypatch, tmp_path
     """Where unpickling the function fails, Ray keeps the place of the workers for ever."""
     (given,) = started(monkeypatch, tmp_path, WorkerGroupSpec(1, Placement((), 0.9, False, 1)))
     sent = ray.cloudpickle.dumps(given["loop"])
-    monkeypatch.setitem(sys.modules, "tunediff.ray_backend.group", None)
+    monkeypatch.setitem(sys.modules, "tunediff.ray_backend.slot", None)
     serve = ray.cloudpickle.loads(sent)
     with pytest.raises(ImportError):
         serve({"name": "slot"})

@@ -20,8 +20,7 @@ from tunediff.search_space import SearchSpace
 from tunediff.tuning import resources
 from tunediff.tuning.at_once import RunDevice
 from tunediff.tuning.backend import Reported
-from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import Machine, ResourcePartition
+from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 from tunediff.tuning.trial_spec import TrialSpec
 
 MARGIN_S = 5.0

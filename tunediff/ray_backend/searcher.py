@@ -14,7 +14,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End
-from tunediff.ray_backend.client import RaySlot
+from tunediff.ray_backend.slot import RaySlot
 from tunediff.tuning.backend import Backend, Reported
 from tunediff.tuning.loop import Dispatcher
 from tunediff.tuning.trial import SPEC, run_trial_on_slot

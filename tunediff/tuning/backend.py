@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
+from tunediff.core.listeners import Listener
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tunediff.core.listeners import Listener
-    from tunediff.search_space import SearchSpace
-    from tunediff.tuning.pool import Pool
-    from tunediff.tuning.trial_spec import TrialSpec
+from tunediff.search_space import SearchSpace
+from tunediff.tuning.resources import Pool
+from tunediff.tuning.trial_spec import TrialSpec
 
 
 @dataclasses.dataclass(frozen=True)

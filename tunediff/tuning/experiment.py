@@ -17,7 +17,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tunediff import analysis
 from tunediff import config as cfg
@@ -36,9 +36,6 @@ from tunediff.search_space import SearchSpace
 from tunediff.training import number_formats
 from tunediff.training.number_formats import FormatChoice
 from tunediff.tuning.sessions import NotStartedError, StoppedError, all_spent_s
-
-if TYPE_CHECKING:
-    pass
 
 WARM_POINTS = 5
 """Most points of an earlier search that are tried first."""

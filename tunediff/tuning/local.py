@@ -16,8 +16,7 @@ from tunediff.tuning import mailbox
 from tunediff.tuning.at_once import RunDevice
 from tunediff.tuning.backend import Reported
 from tunediff.tuning.mailbox import Mailbox
-from tunediff.tuning.pool import Pool
-from tunediff.tuning.resources import ResourcePartition
+from tunediff.tuning.resources import Pool, ResourcePartition
 from tunediff.tuning.templates import SharedTemplates, Templates, kept
 from tunediff.tuning.trial import run_trial_on_slot
 from tunediff.tuning.trial_spec import TrialSpec

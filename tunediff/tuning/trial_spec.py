@@ -18,8 +18,7 @@ from tunediff.core.progress import DOING
 from tunediff.core.target import Target
 from tunediff.core.trial_record import Role
 from tunediff.search_space import SearchBudget, SearchSpace
-from tunediff.tuning.pool import Allocation
-from tunediff.tuning.resources import Placement
+from tunediff.tuning.resources import Allocation, Placement
 
 ITS_OWN_END = Budget(steps=sys.maxsize)
 """Of a command that nothing ends before its own end."""
