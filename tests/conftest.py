@@ -108,7 +108,7 @@ def _saying(monkeypatch, module):
 @pytest.fixture
 def check_says(monkeypatch):
     """Lets the check of a user's file say this, or raise it, without a run."""
-    from tunediff.training import check
+    from tunediff.inspector import check
 
     return _saying(monkeypatch, check)
 

@@ -8,7 +8,9 @@ import importlib
 import multiprocessing
 import os
 import socket
+import tempfile
 from concurrent.futures import FIRST_EXCEPTION, ProcessPoolExecutor, wait
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -246,3 +248,11 @@ def measure_here(monkeypatch, seconds=0.01):
 
     for module, name, replaced in ((probe, "before_search", measured), (judging, "evaluation_s", lambda *_: seconds)):
         monkeypatch.setattr(module, name, replaced)
+
+
+def check_here(config):
+    """Check a workload in this process; its report."""
+    from tunediff.inspector import check, watched_run
+
+    with tempfile.TemporaryDirectory() as folder:
+        return check.check(config, lambda *job: watched_run.train(*job, CPU), Path(folder))

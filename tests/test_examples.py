@@ -10,12 +10,11 @@ import torch
 from PIL import Image
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, train, weights
+from tests.helpers import Dies, KilledError, Told, assert_equal, check_here, train, weights
 from tunediff import config as cfg
 from tunediff import sample, search
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.training import check
 from tunediff.training.weights import save
 
 FOLDER = Path(__file__).parent.parent / "examples"
@@ -137,7 +136,7 @@ def test_the_check_says_that_environments_begin_anew_where_they_are_not_kept(tmp
     text = (FOLDER / "control.py").read_text()
     for name, kept in (("keeps.py", text), ("forgets.py", text.replace(", carts=carts)", ")"))):
         (tmp_path / name).write_text(kept)
-        warnings = check.check(cfg.baseline(str(tmp_path / name)), CPU)["warnings"]
+        warnings = check_here(cfg.baseline(str(tmp_path / name)))["warnings"]
         said = any("a resumed training does not go on as if it had not been interrupted" in line for line in warnings)
         assert said == (name == "forgets.py")
 

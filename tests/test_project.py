@@ -15,7 +15,7 @@ MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
 
 PACKAGES = (
     "core", "config", "experiment", "search_space", "analysis", "distributed", "data", "training", "evaluation", "workloads",
-    "profiling", "models", "tuning", "ray_backend", "integrations", "report", "command", "judge", "api", "", "cli", "doctor", "mcp",
+    "profiling", "models", "tuning", "inspector", "ray_backend", "integrations", "report", "command", "judge", "api", "", "cli", "doctor", "mcp",
     "compare", "evaluate", "export", "knobs", "profile", "sample", "search", "train", "verify", "__main__",
 )  # fmt: skip
 """Packages and single modules of `tunediff` in order: each imports only those before it. "" is `tunediff` itself."""

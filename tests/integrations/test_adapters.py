@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from tests import searches
-from tests.helpers import CPU, Dies, KilledError, assert_equal, ranks, train, weights
+from tests.helpers import CPU, Dies, KilledError, assert_equal, check_here, ranks, train, weights
 from tunediff import config as cfg
 from tunediff import export, models, search_space
+from tunediff.config import ConfigError
 from tunediff.config.code import WorkloadError
-from tunediff.training.check import check
 from tunediff.training.judging import judged
 from tunediff.training.weights import FROZEN_BASE, read, save
 
@@ -80,7 +80,7 @@ def test_files_hold_the_adapter_and_a_killed_training_goes_on_exactly(tuned, tmp
     assert all("lora" in name for name in names)
     base_bytes = 4 * sum(parameter.numel() for parameter in base_of(tuned).parameters())
     assert (tmp_path / "whole" / "checkpoint.pt").stat().st_size < base_bytes / 20
-    report = check(tuned, CPU)
+    report = check_here(tuned)
     assert 4 * report["saved_parameters"] < base_bytes / 20 < report["parameters"]
 
 
@@ -125,8 +125,8 @@ def test_a_base_that_changes_or_differs_from_run_to_run_is_not_lost_silently(tun
     assert FROZEN_BASE not in outcome.weights
     assert sum("lora" not in name for name in outcome.weights) > 5
     (tmp_path / "drifting.py").write_text(FILE.replace("net = trial", "torch.seed()\n    net = trial"))
-    with pytest.raises(WorkloadError, match="the file must build the same one in every run"):
-        check(cfg.baseline("drifting.py"), CPU)
+    with pytest.raises(ConfigError, match="the file must build the same one in every run"):
+        check_here(cfg.baseline("drifting.py"))
 
 
 def test_the_exported_adapter_is_loaded_by_peft_and_by_load_model(tuned, tmp_path, capsys):

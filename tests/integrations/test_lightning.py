@@ -10,11 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.helpers import CPU, Told, assert_equal, ranks, shipped_toy, toy, train, weights
+from tests.helpers import Told, assert_equal, check_here, ranks, shipped_toy, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, network
 from tunediff import config as cfg
 from tunediff.config.code import WorkloadError
-from tunediff.training.check import check
 
 pl = pytest.importorskip("pytorch_lightning")
 
@@ -104,7 +103,7 @@ def checked(kind=Module, callback=None):
         fit(trial, kind(trial.knobs), Data(), max_steps=STEPS, callbacks=[callback()] if callback else [])
 
     with shipped_toy(), mock.patch.object(cfg.of(config()).code, "train", body):
-        return check(config(), CPU)
+        return check_here(config())
 
 
 def test_losses_rates_and_epochs_are_those_of_lightning_alone():

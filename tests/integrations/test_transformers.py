@@ -6,12 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.helpers import CPU, Told, assert_equal, ranks, shipped_toy, toy, train, weights
+from tests.helpers import Told, assert_equal, check_here, ranks, shipped_toy, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, network
 from tunediff import config as cfg
 from tunediff.config import Metric
 from tunediff.config.code import WorkloadError
-from tunediff.training.check import check
 
 pytest.importorskip("accelerate")
 transformers = pytest.importorskip("transformers")
@@ -199,7 +198,7 @@ def test_the_check_before_a_search_accepts_it():
         fit(trial, args, model_init=Model, train_dataset=DATA, eval_dataset=DATA)
 
     with mock.patch.object(cfg.of(config()).code, "train", body):
-        report = check(config(), CPU)
+        report = check_here(config())
     assert report["warnings"] == []
 
 

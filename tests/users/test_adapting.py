@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers import CPU, Told, train
+from tests.helpers import Told, check_here, train
 from tunediff import config as cfg
-from tunediff.training import check
-from tunediff.training.check import METHODS
+from tunediff.inspector.watched_run import METHODS
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()
 PREPARED = "    net = trial.prepare(net)\n"
@@ -18,7 +17,7 @@ PREPARED = "    net = trial.prepare(net)\n"
 
 def checked(folder, text):
     (folder / "mine.py").write_text(text)
-    return check.check(cfg.baseline(str(folder / "mine.py")), CPU)
+    return check_here(cfg.baseline(str(folder / "mine.py")))
 
 
 AGENT = """

@@ -21,12 +21,12 @@ from tunediff.config import ConfigError, copies
 from tunediff.config.code import WorkloadError
 from tunediff.core.clock import Budget
 from tunediff.core.text import SCHEMA
+from tunediff.inspector import preflight
 from tunediff.search_space import default_space
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Observer
 from tunediff.training.trial import Trial, run
-from tunediff.tuning import preflight
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()
 

@@ -227,7 +227,7 @@ def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[
 def _check(config: Systems, name: str, say: Say) -> dict[str, Any]:
     """Try the workload of the side called `name`; return what was measured of it, as
     `plan.of_pairs` takes it."""
-    from tunediff.training import check  # imports torch
+    from tunediff.inspector import check  # imports torch
 
     try:
         checked = check.before_search(config, lambda line: say(f"{name}: {line}"), True)

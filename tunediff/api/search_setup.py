@@ -259,7 +259,7 @@ def _create_checked(
         check_baseline(request.space, say)
         space = experiment.create(folder, request.space, request.content)
         return space, _of_command(space)
-    from tunediff.tuning import preflight  # imports torch
+    from tunediff.inspector import preflight  # imports torch
 
     space, report = preflight.create(folder, request.space, request.content, say)
     keys = Measured.__annotations__

@@ -6,8 +6,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import errno
-import io
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -210,7 +210,9 @@ def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, An
         if memory.is_oom(error):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from error
         _read_through(path)
-        reason = f"{CHECKPOINT} cannot be read ({type(error).__name__})"
+        unsupported = re.search(r"Unsupported \w+: .*?(?=\.? was not| Please)", str(error))
+        kind = unsupported[0] if unsupported is not None else type(error).__name__
+        reason = f"{CHECKPOINT} cannot be read ({kind})"
     else:
         if isinstance(state, dict):
             return cast("dict[str, Any]", state)
@@ -250,27 +252,3 @@ def without_numpy_scalars(state: Any) -> Any:
     if type(state) in (list, tuple):
         return type(state)(map(without_numpy_scalars, state))
     return state
-
-
-def unreadable_part(state: Any) -> str:
-    """Return where something lies in `state` that a checkpoint cannot hold; "" if nowhere.
-
-    Example: `unreadable_part({"seen": [Path("a")]})` is `["seen"][0] is a PosixPath`.
-    """
-    file = io.BytesIO()
-    try:
-        torch.save(without_numpy_scalars(state), file)
-        file.seek(0)
-        torch.load(file, map_location="cpu", weights_only=True)
-        return ""
-    except Exception:  # of many kinds, for what cannot be written or read
-        parts: Mapping[Any, Any] = {}
-        if isinstance(state, dict):
-            parts = state
-        elif isinstance(state, list | tuple):
-            parts = dict(enumerate(state))
-    for key, value in parts.items():
-        if inner := unreadable_part(value):
-            shown = f'"{key}"' if isinstance(key, str) else repr(key)
-            return f"[{shown}]{'' if inner.startswith('[') else ' '}{inner}"
-    return f"is a {type(state).__name__}"

@@ -35,6 +35,7 @@ from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder, Shown
 from tunediff.training.run_trial import TrialResult, run_trial
+from tunediff.training.training_run import Program
 from tunediff.training.trial import TrainingOutcome, run
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -82,8 +83,11 @@ def start(connection: Connection, content: tuple[TrialSpec, str]) -> None:
         work(job, connection, world, afresh)
 
 
-def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "") -> None:
-    """Train one trial, write its `end` event and send it.
+def work(
+    job: TrialSpec, connection: Connection, world: World, afresh: str = "",
+    program: Program | None = None,
+) -> None:  # fmt: skip
+    """Train one trial, write its `end` event and send it. `program`: watches its training.
 
     Raises what says nothing about the configuration (a lost rank, a full disk) without an `end`.
     """
@@ -106,7 +110,7 @@ def work(job: TrialSpec, connection: Connection, world: World, afresh: str = "")
     def train() -> TrainingOutcome:
         progress = ProgressFile(job.folder if world.main else None)
         with subscribe(progress):
-            return _train(job, observer, world, progress.part, afresh, not_captured)
+            return _train(job, observer, world, progress.part, afresh, not_captured, program)
 
     # A parent that is gone says nothing about this trial.
     result = run_trial(train, world, job.folder, (ParentLostError,), job.target)
@@ -178,7 +182,7 @@ def _end(job: TrialSpec, connection: Connection, end: End) -> None:
 
 def _train(
     job: TrialSpec, observer: ReportingObserver, world: World, on_part: Callable[[str], object],
-    afresh: str, not_captured: str,
+    afresh: str, not_captured: str, program: Program | None = None,
 ) -> TrainingOutcome:  # fmt: skip
     """Train, and run the job's final evaluation; `on_part` is called with the name of each part of
     the time that begins. `afresh`: why the process was not forked, for the journal. `not_captured`:
@@ -203,6 +207,7 @@ def _train(
                 job.budget,
                 world,
                 observer,
+                program,
                 folder=folder,
                 evaluates=job.evaluates,
                 clock=clock,

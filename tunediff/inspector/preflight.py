@@ -9,8 +9,8 @@ from pathlib import Path
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Systems
 from tunediff.core.text import number
+from tunediff.inspector import check
 from tunediff.search_space import SearchSpace
-from tunediff.training import check
 from tunediff.tuning import experiment
 
 
