@@ -11,7 +11,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.analysis import Results, confirming_runs, disturbed
 from tunediff.analysis.evidence import Evidence
-from tunediff.analysis.following import MANY, Following, Throttle
+from tunediff.analysis.following import Following, Throttle
 from tunediff.analysis.outcome import failed
 from tunediff.core import text
 from tunediff.core import trial_record as record
@@ -77,10 +77,7 @@ class Console(Listener):
             with self._results_throttle.timed():
                 self.results = Results(self.folder, self.space, self.following.trials)
                 self.evidence = Evidence(self.results)
-                if len(self.results.trials) > MANY:
-                    # Compute these inside the timed block; with fewer trials they wait for use.
-                    self.best_words()
-                    self.remaining_words()
+                self.best_words()  # inside the timed block: slow for thousands of trials
         return ended
 
     # ---- printing

@@ -14,9 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tunediff.analysis import curve, disturbed, last
-from tunediff.analysis.comparison import ITSELF
-from tunediff.analysis.evidence import NOT_SIGNIFICANT
+from tunediff.analysis import curve, last
 from tunediff.analysis.following import Throttle
 from tunediff.analysis.outcome import failed
 from tunediff.config.code import described
@@ -25,7 +23,6 @@ from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.console import Console
-from tunediff.report.verdicts import DISTURBED, NEAR, OTHERS, noise_words
 from tunediff.report.words import short, versus
 from tunediff.search_space import SearchSpace
 
@@ -80,72 +77,45 @@ class LiveTable(Console):
         return self._last
 
     def _render(self) -> RenderableType:
-        trials, ranks = self._ordered()
-        near = {trial.name for trial in self.evidence.near}
-        head = Text("\n" + self._headline(trials), style="bold")
-        if not trials:
+        """Return the table: running trials, then results by rank with repeats, then the newest."""
+        results, head = self.results, Text("\n" + self._headline(), style="bold")
+        if not results.trials:
             return head
-        # As many rows as the terminal has room for below the wrapped headline.
-        room = max(3, self.terminal.height - 6 - len(head.wrap(self.terminal, self.terminal.width)))
-        rows = []
-        for trial in trials[:room]:
-            rank = f"{NEAR * (trial.name in near)}{ranks.get(trial.name, '')}"
-            rows.append({"rank": rank, **self._row(trial)})
-        grid = Table(box=None, padding=(0, 1), header_style="bold")
-        for name in rows[0]:
-            align: Literal["left", "right"] = "left" if name in WORDS else "right"
-            grid.add_column(name, justify=align, no_wrap=name != CHANGES)
-        for trial, row in zip(trials, rows, strict=False):
-            cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in row.values()]
-            grid.add_row(*cells, style=_style(trial, ranks.get(trial.name)))
-        more = ""
-        if len(trials) > room:
-            more = f"… and {len(trials) - room} more in {self.folder}"
-        return Group(head, grid, Text(more, style="dim"))
-
-    def _ordered(self) -> tuple[list[TrialRecord], dict[str, int]]:
-        """Return the trials in the order of the rows, and their ranks by name.
-
-        Running trials come first, then results by rank with repeats, then the newest of the rest.
-        """
-        results = self.results
         running = [trial for trial in results.trials if trial.status is None]
         measured = [run for outcome in results.ranked for run in outcome.done]
         placed = {trial.name for trial in [*running, *measured]}
         rest = [trial for trial in reversed(results.trials) if trial.name not in placed]
-        ranks = {outcome.trial.name: rank for rank, outcome in enumerate(results.ranked, 1)}
         # With several seeds ranks belong to configurations.
-        return [*running, *measured, *rest], ranks if self.space.seeds == 1 else {}
+        ranked = enumerate(results.ranked, 1) if self.space.seeds == 1 else ()
+        ranks = {outcome.trial.name: str(rank) for rank, outcome in ranked}
+        # As many rows as the terminal has room for below the wrapped headline.
+        room = max(3, self.terminal.height - 6 - len(head.wrap(self.terminal, self.terminal.width)))
+        grid = Table(box=None, padding=(0, 1), header_style="bold")
+        for i, trial in enumerate([*running, *measured, *rest][:room]):
+            rank = ranks.get(trial.name, "")
+            row = {"rank": rank, **self._row(trial)}
+            for name in row if i == 0 else ():
+                align: Literal["left", "right"] = "left" if name in WORDS else "right"
+                grid.add_column(name, justify=align, no_wrap=name != CHANGES)
+            style = "bold green" if rank == "1" else "" if trial.status == Status.OK else "dim"
+            style = "cyan" if trial.status is None else style
+            cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in row.values()]
+            grid.add_row(*cells, style=style)
+        left_out = len(results.trials) - room
+        more = f"… and {left_out} more in {self.folder}" if left_out > 0 else ""
+        return Group(head, grid, Text(more, style="dim"))
 
-    def _headline(self, trials: list[TrialRecord]) -> str:
-        """Return the line above the table: progress, time, the best trial so far, and marks."""
-        name, noun, budget = self.folder.name, "trials", self.space.budget
+    def _headline(self) -> str:
+        """Return the line above the table: progress, time, and the best trial so far."""
+        name, noun = self.folder.name, "trials"
         if self.confirming:
             search = self.folder.parents[self.confirming.count("/")].name
             name, noun = f"{search}: confirming runs ({self.confirming})", "runs"
-        ended = f"{self.following.ended}/{budget.trials} {noun}"
+        ended = f"{self.following.ended}/{self.space.budget.trials} {noun}"
         spent = text.seconds(time.monotonic() - self.lines.begun)
-        words = [name, ended, spent, self.remaining_words(), self.best_words(), self._speedup()]
-        noise = self.evidence.noise
-        if noise is not None and self.evidence.near:
-            size = noise_words(noise, self.results.label)
-            words.append(f"{NEAR} within the noise of the best: {size}")
-        words.append(f"{DISTURBED} {OTHERS}" if any(map(disturbed, trials)) else "")
-        return " · ".join(filter(None, words))
-
-    def _speedup(self) -> str:
-        best, base = self.evidence.best, self.results.baseline
-        speedup = self.evidence.speedup(best) if best is not None else ITSELF
-        if self.space.seeds > 1:
-            return ""
-        if not isinstance(speedup, str):
-            least = "at least " if speedup.at_least else ""
-            return f"{least}{text.number(speedup.bound or speedup.mean)}× as fast as the baseline"
-        if speedup == NOT_SIGNIFICANT:
-            return speedup
-        none = self.results.no_baseline(best) if best is not None else ""
-        finished = base is not None and base.finished
-        return f"no speed-up: {none}" if none and finished else ""
+        return " · ".join(
+            filter(None, [name, ended, spent, self.remaining_words(), self.best_words()])
+        )
 
     def _row(self, trial: TrialRecord) -> dict[str, str]:
         """Return the cells of a trial by the names of the columns."""
@@ -170,10 +140,4 @@ class LiveTable(Console):
         if not results.by_rate:
             cells[f"{results.unit}/s"] = text.number(rate) if rate is not None else ""
         cells["MiB"] = f"{memory:.0f}" if memory is not None else ""
-        return {**cells, "status": status + f" {DISTURBED}" * disturbed(trial)}
-
-
-def _style(trial: TrialRecord, rank: int | None) -> str:
-    if not trial.finished:
-        return "cyan" if trial.status is None else ""
-    return "bold green" if rank == 1 else ("" if trial.status == Status.OK else "dim")
+        return {**cells, "status": status}
