@@ -8,7 +8,6 @@ NAME/t0003 or an exported best.yaml.
 from __future__ import annotations
 
 import argparse
-import logging
 import shutil
 import sys
 import time
@@ -28,8 +27,6 @@ from tunediff.core.refusals import allow, writing
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import words
 from tunediff.report.verdicts import sentences
-
-log = logging.getLogger(__name__)
 
 
 @cli.guarded
@@ -59,54 +56,41 @@ def _export_configuration(args: argparse.Namespace) -> None:
     search = analysis.read(search_space.folder_of(args.name, args.storage))
     out = args.out or Path(text.shown(search.folder / f"{args.trial or 'best'}.yaml"))
     # A program that reads the JSON may run in another folder.
-    _print_written(write(search, args.trial, out, out.absolute() if args.json else out), args.json)
+    _print_written(write(search, args.trial, out.absolute() if args.json else out), args.json)
 
 
-def write(
-    search: Results,
-    name: str | None,
-    out: Path,
-    shown_out: Path | None = None,
-) -> dict[str, str]:
+def write(search: Results, name: str | None, out: Path) -> dict[str, str]:
     """Write a trial's configuration and weights; return the files and how to train.
 
-    `name`: of the trial; None: the best. `shown_out`: the path as the result names it. Raises
-    `ConfigError`.
+    `name`: of the trial; None: the best. Raises `ConfigError`.
     """
-    trial, shown_out = choose(search, name), shown_out or out
+    trial = choose(search, name)
     ends = "a file name that ends in .yaml, or with --diffusers a folder"
     allow(out.suffix in (".yaml", ".yml"), "--out", out, ends)
     config = cfg.from_dict(cfg.nest(trial.config), f"{search.folder.name}/{trial.name}")
     remote.pull(search.folder / "trials" / trial.name, heavy=True)
     weights = search.folder / "trials" / trial.name / models.WEIGHTS
-    beside = out.with_suffix(".safetensors")
-    written = {"trial": trial.name, "configuration": str(shown_out)}
+    beside, written = (
+        out.with_suffix(".safetensors"),
+        {"trial": trial.name, "configuration": str(out)},
+    )
     with writing("--out", out):
         out.parent.mkdir(parents=True, exist_ok=True)
         # Refuses a folder with another workload's files before an earlier export is replaced.
         copied = cfg.with_relative_paths(cfg.take_along(config, out.parent))
+        beside.unlink(missing_ok=True)  # of an earlier export, perhaps of another trial
         if weights.exists():
             shutil.copyfile(weights, beside)
-            written["weights"] = str(shown_out.with_suffix(".safetensors"))
-        elif beside.exists():  # of an earlier export, perhaps of another trial
-            beside.unlink()
-            log.warning(
-                "%s: removed, since %s has no weights",
-                shown_out.with_suffix(".safetensors"),
-                trial.name,
-            )
-        out.write_text(
-            cfg.dump(copied, provenance(search, trial, out), out.parent),
-            encoding="utf-8",
-        )
+            written["weights"] = str(beside)
+        comments = provenance(search, trial, out)
+        out.write_text(cfg.dump(copied, comments, out.parent), encoding="utf-8")
     remote.push_or_warn(out)
-    return written | {"train": _train(search, trial, shown_out)}
+    return written | {"train": _train(search, trial, out)}
 
 
 def _export_pipeline(args: argparse.Namespace) -> None:
-    model = models.find_with_hook(
-        "write_pipeline", "--diffusers", args.name, args.storage, args.trial
-    )
+    name = args.name if args.trial is None else f"{args.name}/{args.trial}"
+    model = models.find_with_hook("write_pipeline", "--diffusers", name, args.storage)
     write: Any = cfg.of(model.config).get_hook("write_pipeline")
     folder = args.out or model.folder / "diffusers"
     with writing("--out", folder):
@@ -136,14 +120,9 @@ def provenance(results: Results, trial: TrialRecord, out: Path) -> list[str]:
     lines.append(
         f"measured on {machine}, {environment.get('cpu_cores', '?')} CPU cores; {versions}"
     )
-    lines += _left(results, trial)
+    if files := commands.artifacts(results.folder / "trials" / trial.name):
+        lines.append(f"it left: {', '.join(map(text.shown, files))}")
     return [*lines, f"train with it: {_train(results, trial, out)}"]
-
-
-def _left(results: Results, trial: TrialRecord) -> list[str]:
-    """Return the line about the files that a command has named."""
-    files = commands.artifacts(results.folder / "trials" / trial.name)
-    return [f"it left: {', '.join(map(text.shown, files))}"] if files else []
 
 
 def _measured(results: Results, trial: TrialRecord) -> list[str]:

@@ -7,7 +7,6 @@ configuration itself is inside a checkpoint.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,21 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError
+from tunediff.config.knobs import nearest
 from tunediff.core import remote, text
 from tunediff.core import trial_record as record
-from tunediff.core.outcomes import Status
-from tunediff.experiment.model import FILE, is_search
+from tunediff.core.refusals import allow
+from tunediff.experiment.model import is_search
 
 if TYPE_CHECKING:
     import torch
 
-# What a training leaves (tunediff.training.weights and .state, which import torch).
-WEIGHTS, CONFIG = "weights.safetensors", "config.yaml"
-LACKS = {
-    "sample_images": "generate images (it has no function sample_images)",
-    "write_pipeline": "write another library's files",
-}
-"""What a workload without a hook does not do."""
+WEIGHTS = "weights.safetensors"
+"""What a training leaves (`tunediff.training.weights`, which imports torch)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +34,6 @@ class Saved:
     config: Any
     weights: Path
     """The file that holds them."""
-    kind: str
-    """`run`: a training or trial; `weights`: a `.safetensors` file with its configuration."""
     name: str
     """For file names: `train-digits`, `night-t0003`, `best`."""
     folder: Path
@@ -74,9 +67,8 @@ class Saved:
         """Return the evaluated weights by name. Raises `ConfigError` for a damaged file."""
         from tunediff.training.weights import read
 
-        if self.weights.suffix == ".safetensors":
-            return read(self.weights)
-        return _from_checkpoint(self.weights, "result")
+        content = read(self.weights)
+        return content if self.weights.suffix == ".safetensors" else content["result"]
 
     def weights_digest(self) -> str:
         """Return the sha256 of the file of weights."""
@@ -93,57 +85,35 @@ def find(what: str, storage: Path = text.STORAGE) -> Saved:
 
     Raises `ConfigError` saying what was looked for and which names are near.
     """
-    paths = list[Path]()
     for name in (Path(what).expanduser(), storage / what):
         if (place := remote.storage_and_run(name)) is not None:
             remote.pull(place[1])
-        in_search = name.parent / "trials" / name.name  # NAME/t0003
-        paths += [path for path in (name, in_search) if path.exists()]
-    for path in paths:
-        if not path.is_dir():
-            return _of_file(path)
-        if is_search(path):
-            from tunediff.analysis import evidence, read
+        for path in (name, name.parent / "trials" / name.name):  # NAME/t0003
+            if path.is_file():
+                weights = path.with_suffix(".safetensors")
+                fits = path.suffix in (".yaml", ".yml") and weights.is_file()
+                allow(fits, what, path, "a .yaml file with its .safetensors file beside it")
+                return Saved(cfg.load(path), weights, weights.stem, weights.parent)
+            if is_search(path):
+                from tunediff.analysis import evidence, read
 
-            best = evidence.choose(read(path.absolute()), None)
-            return _of_run(path / "trials" / best.name)
-        if any((path / name).is_file() for name in (record.JOURNAL, WEIGHTS, record.CHECKPOINT)):
-            return _of_run(path)
-    if paths:
-        empty = f"no model in this folder; looked for a search ({FILE}) and a training"
-        files = f"{record.JOURNAL}, {WEIGHTS}, {record.CHECKPOINT}"
-        raise ConfigError(f"{what}: {empty} ({files})")
-    names = list(_names(storage))
-    hint = f"there are: {', '.join(names[:20]) or 'none'}"
-    if near := difflib.get_close_matches(what, names, n=5, cutoff=0.5):
-        hint = f"did you mean {' or '.join(near)}?"
-    missing = f"no such file or folder, and no training or search of that name in {storage}"
-    raise ConfigError(f"{what}: {missing}; {hint}")
+                best = evidence.choose(read(path.absolute()), None)
+                return _of_run(path / "trials" / best.name)
+            if (path / record.JOURNAL).is_file():
+                return _of_run(path)
+    raise ConfigError(
+        f"{what}: no training, search or exported file of that name in {storage};"
+        f" {nearest(what, list(_names(storage)))}"
+    )
 
 
-def find_with_hook(
-    hook: str,
-    purpose: str,
-    what: str,
-    storage: Path,
-    trial: str | None = None,
-) -> Saved:
-    """Find a model for the command `purpose`, which needs this hook of its workload.
-
-    `trial`: of the search that `what` names. Raises `ConfigError` without the hook.
-    """
-    if trial is not None:
-        from tunediff import analysis, search_space
-        from tunediff.analysis import evidence
-
-        search = analysis.read(search_space.folder_of(what, storage))
-        what = str(search.folder / "trials" / evidence.choose(search, trial).name)
+def find_with_hook(hook: str, purpose: str, what: str, storage: Path) -> Saved:
+    """Find a model for the command `purpose`, which needs this hook of its workload. Raises
+    `ConfigError` without it."""
     saved = find(what, storage)
-    workload = cfg.of(saved.config)
-    if workload.get_hook(hook) is None:
-        shipped = ", ".join(cfg.shipped_hooks(hook))
-        lacks = f"which does not {LACKS[hook]}; {purpose} is for {shipped}"
-        raise ConfigError(f"{saved.name}: is a model of {workload.title}, {lacks}")
+    title = cfg.of(saved.config).title
+    allowed = f"for {purpose} one of a workload with a function {hook}; this is of {title}"
+    allow(cfg.of(saved.config).get_hook(hook) is not None, saved.name, title, allowed)
     return saved
 
 
@@ -159,45 +129,18 @@ def _names(storage: Path) -> Iterator[str]:
 
 
 def _of_run(folder: Path) -> Saved:
-    """Return a training folder's model, from journal, config.yaml or checkpoint."""
+    """Return the model of a training or trial, as its journal and its weights say."""
     remote.pull(folder, heavy=True)
     trial = record.read_trial(folder)
     files = [folder / name for name in (WEIGHTS, record.CHECKPOINT)]
     weights = next((file for file in files if file.is_file()), None)
-    if weights is None:
-        why = f"no weights yet; a training writes {record.CHECKPOINT} at its first evaluation"
-        if trial is not None and trial.status not in (None, Status.OK):
-            why = f"no weights: it ended as {trial.status}, and only what ends as ok keeps them"
-        raise ConfigError(f"{folder}: {why}")
-    if trial is not None:
-        config = cfg.from_dict(cfg.nest(trial.config), str(folder / record.JOURNAL))
-    elif (folder / CONFIG).is_file():
-        config = cfg.load(folder / CONFIG)
-    else:
-        raise ConfigError(f"{folder}: no configuration; looked for {record.JOURNAL} and {CONFIG}")
-    return Saved(config, weights, "run", _name_of_run(folder), folder)
-
-
-def _name_of_run(folder: Path) -> str:
-    folder = folder.absolute()
-    search = f"{folder.parent.parent.name}-" if folder.parent.name == "trials" else ""
-    return f"{search}{folder.name}"
-
-
-def _of_file(path: Path) -> Saved:
-    """Return the model of a configuration with its weights beside it."""
-    if path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"{path}: no model; allowed: a folder, or .yaml with its weights beside")
-    if not (weights := path.with_suffix(".safetensors")).is_file():
-        raise ConfigError(f"{path}: a configuration without weights; looked for {weights}")
-    return Saved(cfg.load(path), weights, "weights", weights.stem, weights.parent)
-
-
-def _from_checkpoint(path: Path, key: str) -> dict[str, Any]:
-    """Return an entry of a checkpoint. Raises `ConfigError` where it is none."""
-    from tunediff.training.weights import read
-
-    content = read(path).get(key)
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: is no checkpoint of a training; it has no {key}")
-    return content
+    if trial is None or weights is None:
+        status = trial.status if trial is not None else None
+        raise ConfigError(
+            f"{folder}: no weights (status: {status or 'unfinished'}); a training writes"
+            f" {record.CHECKPOINT} at its first evaluation, and keeps {WEIGHTS} if it ends as ok"
+        )
+    config = cfg.from_dict(cfg.nest(trial.config), str(folder / record.JOURNAL))
+    at = folder.absolute()
+    search = f"{at.parent.parent.name}-" if at.parent.name == "trials" else ""
+    return Saved(config, weights, f"{search}{at.name}", folder)

@@ -38,7 +38,6 @@ from tunediff.config.workload import (
     is_users,
     of,
     remove_copy,
-    shipped_hooks,
     take_along,
 )
 
@@ -51,7 +50,7 @@ __all__ = [
     "from_dict",
     "is_command", "is_users", "load", "named", "nest",
     "neutral", "not_effective",
-    "of", "override", "parse_overrides", "read_yaml", "remove_copy", "shipped_hooks",
+    "of", "override", "parse_overrides", "read_yaml", "remove_copy",
     "take_along",
     "to_dict", "to_yaml", "with_absolute_paths", "with_relative_paths", "with_words",
 ]  # fmt: skip

@@ -299,12 +299,6 @@ def of(config: Configuration) -> Workload:
     return find(config.schema.workload)
 
 
-def shipped_hooks(name: str) -> dict[str, Any]:
-    """Return this hook of each of our own workloads that has it, by the workload's name."""
-    hooks = {shipped: find(shipped).get_hook(name) for shipped in SHIPPED}
-    return {shipped: hook for shipped, hook in hooks.items() if hook is not None}
-
-
 def baseline_names() -> list[str]:
     """Return the names that may follow `workload:` in a search file."""
     return [preset for shipped in SHIPPED for preset in find(shipped).presets]
