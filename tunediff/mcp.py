@@ -24,10 +24,10 @@ from typing import Any
 
 from tunediff import __version__, cli
 from tunediff.core import lock
+from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
 from tunediff.core.refusals import allow
 from tunediff.experiment.model import is_search
-from tunediff.integrations import require
 
 INSTRUCTIONS = (
     "Finds the training configuration with the best result for its training seconds, on this"
@@ -155,9 +155,11 @@ def _json(command: str, *words: str) -> dict[str, Any]:
 
 def serve(storage: Path) -> Any:
     """Return the server with its tools. Raises `ConfigError` without the package `mcp`."""
-    require("mcp", "mcp")
-    from mcp.server import MCPServer
-    from mcp.server.mcpserver.exceptions import ToolError
+    try:
+        from mcp.server import MCPServer
+        from mcp.server.mcpserver.exceptions import ToolError
+    except ImportError:
+        raise ConfigError(f"mcp: is not installed; {install_command('mcp')}") from None
 
     def answered(tool: Any) -> Any:
         @functools.wraps(tool)
