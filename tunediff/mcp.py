@@ -140,11 +140,11 @@ def _module(command: str) -> list[str]:
 
 def _json(command: str, *words: str) -> dict[str, Any]:
     """Return the JSON that a command prints. Raises `ConfigError` with what it says instead."""
-    line = [*_module(command), "--json", *words]
     try:
         done = subprocess.run(
-            line, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ANSWER_S
-        )
+            [*_module(command), "--json", *words], stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=ANSWER_S,
+        )  # fmt: skip
         printed: dict[str, Any] = json.loads(done.stdout)
     except (subprocess.TimeoutExpired, ValueError) as error:
         said = done.stderr.strip() if isinstance(error, ValueError) else str(error)

@@ -9,18 +9,17 @@ def train(trial):
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.util
+import itertools
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from tunediff.integrations import require
-from tunediff.integrations.lightning_settings import SET_BY, Ranks, TrainedMixed, fixed
-from tunediff.integrations.lightning_state import CallbackStates, Loops
 from tunediff.integrations.seam import (
     BudgetScheduler,
     StepLosses,
@@ -35,37 +34,28 @@ from tunediff.training.trial import Trial
 
 PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 """Packages of Lightning, with the same names in both; classes of one are unknown to the other."""
-if not any(importlib.util.find_spec(package.partition(".")[0]) for package in PACKAGES):
-    require("lightning", "pytorch_lightning")
+_INSTALLED = PACKAGES[not importlib.util.find_spec("lightning")]
+PACKAGE = next((name for name in PACKAGES if name in sys.modules), _INSTALLED)
+"""The one that the user's file has imported."""
+require("lightning", PACKAGE.partition(".")[0])
+pl: Any = importlib.import_module(PACKAGE)
+precision: Any = importlib.import_module(f"{PACKAGE}.plugins.precision")
+strategies: Any = importlib.import_module(f"{PACKAGE}.strategies")
+environments: Any = importlib.import_module(f"{PACKAGE}.plugins.environments")
 
-
-class _Framework:
-    """One package of Lightning: its modules, and our classes that are derived from its."""
-
-    def __init__(self, package: str) -> None:
-        self.pl: Any = importlib.import_module(package)
-        self.callbacks: Any = importlib.import_module(f"{package}.callbacks")
-        self.precision: Any = importlib.import_module(f"{package}.plugins.precision")
-        self.strategies: Any = importlib.import_module(f"{package}.strategies")
-        environments = importlib.import_module(f"{package}.plugins.environments")
-        self.clock: Any = type("_Clock", (_Clock, self.callbacks.Callback), {})
-        self.ranks: Any = type("_Ranks", (Ranks, environments.ClusterEnvironment), {})
-        mixed = (TrainedMixed, self.precision.MixedPrecision)
-        self.trained_mixed: Any = type("_TrainedMixed", mixed, {})
-
-
-@functools.cache
-def _framework(package: str) -> _Framework:
-    return _Framework(package)
-
-
-def _framework_of(trial: Trial, model: Any) -> _Framework:
-    """Return the package that a model's LightningModule comes from."""
-    for kind in type(model).__mro__:
-        for package in PACKAGES:
-            if kind.__name__ == "LightningModule" and kind.__module__.startswith(f"{package}."):
-                return _framework(package)
-    trial.fail(f"{type(model).__name__} is no LightningModule of {' or '.join(PACKAGES)}")
+SET_BY = {
+    "precision": "precision.amp", "accumulate_grad_batches": "loader.accumulation",
+    "accelerator": "the search",
+    "devices": "parallel.workers", "num_nodes": "parallel.workers", "strategy": "parallel.strategy",
+    "max_time": "the budget", "min_epochs": "the budget", "min_steps": "the budget",
+    "plugins": "precision.amp",
+    "val_check_interval": "evaluation.points", "check_val_every_n_epoch": "evaluation.points",
+    "num_sanity_val_steps": "the check before a search",
+    "use_distributed_sampler": "parallel.workers",
+    "limit_train_batches": "the budget", "overfit_batches": "the budget",
+    "fast_dev_run": "the budget", "reload_dataloaders_every_n_epochs": "the one loop of a trial",
+}  # fmt: skip
+"""Settings of Lightning's Trainer, and what sets them here."""
 
 
 def fit(
@@ -79,16 +69,16 @@ def fit(
     its logged values are what it finds. `max_steps` and `max_epochs` end nothing: they are the
     length of learning rate schedules, which the budget stands for.
     """
-    framework = _framework_of(trial, model)
-    pl = framework.pl
+    if not isinstance(model, pl.LightningModule):
+        trial.fail(f"{type(model).__name__} is no LightningModule of {PACKAGE}")
     refuse_knobs(trial, "Lightning")
-    made = fixed(trial, framework)
+    made = fixed(trial)
     trainer_options = without_settings(trial, pl.Trainer, trainer_options, SET_BY, made)
     trial.adopt(model)
-    clock = framework.clock(trial, model, framework)
+    clock = _Clock(trial, model)
     given = trainer_options.pop("callbacks", None) or []
     callbacks = clock.allowed([clock, *(given if isinstance(given, list | tuple) else [given])])
-    options = _options(trial, framework, callbacks, trainer_options)
+    options = _options(trial, callbacks, trainer_options)
     trainer = pl.Trainer(**options, **made, callbacks=callbacks)
     if isinstance(train_dataloaders, pl.LightningDataModule):
         train_dataloaders, datamodule = None, train_dataloaders
@@ -112,13 +102,11 @@ def _compiled(trial: Trial, model: Any) -> Any:
     return torch.compile(model, mode=knobs.mode, dynamic=knobs.dynamic or None)
 
 
-def _options(
-    trial: Trial, framework: _Framework, callbacks: Sequence[Any], given: Mapping[str, Any]
-) -> dict[str, Any]:
+def _options(trial: Trial, callbacks: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the Trainer's other options: the user's, with all files in the trial's folder."""
     checkpoints, bars = (
         any(isinstance(callback, kind) for callback in callbacks)
-        for kind in (framework.callbacks.Checkpoint, framework.callbacks.ProgressBar)
+        for kind in (pl.callbacks.Checkpoint, pl.callbacks.ProgressBar)
     )
     for callback in callbacks:
         if getattr(callback, "dirpath", None) is not None:
@@ -145,14 +133,83 @@ def _wrapped_loader(owner: Any, wrap: Callable[[Any], EpochLoader]) -> Iterator[
             del owner.train_dataloader
 
 
-class _Clock:
+class TrainedMixed(precision.MixedPrecision):  # type: ignore[misc]
+    """Mixed precision in training; every model is judged in float32."""
+
+    @contextlib.contextmanager
+    def val_step_context(self) -> Iterator[None]:
+        yield
+
+
+class Ranks(environments.ClusterEnvironment):  # type: ignore[misc]
+    """The ranks of a trial, which are there already."""
+
+    creates_processes_externally, main_address, main_port = True, "127.0.0.1", 0
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self._world = trial.world
+
+    @staticmethod
+    def detect() -> bool:
+        return False
+
+    def world_size(self) -> int:
+        return self._world.size
+
+    def set_world_size(self, size: int) -> None: ...
+
+    def global_rank(self) -> int:
+        return self._world.rank
+
+    def set_global_rank(self, rank: int) -> None: ...
+
+    def local_rank(self) -> int:
+        return 0  # each node of Lightning is one rank here, with one device
+
+    def node_rank(self) -> int:
+        return self._world.rank
+
+
+def fixed(trial: Trial) -> dict[str, Any]:
+    """Return the settings of the Trainer that the trial's knobs and ranks determine."""
+    return {
+        "strategy": _strategy(trial), "devices": 1, "num_nodes": trial.world.size,
+        "accelerator": "gpu" if trial.device.type == "cuda" else "cpu",
+        "use_distributed_sampler": True,
+        "accumulate_grad_batches": trial.config.loader.accumulation, "num_sanity_val_steps": 0,
+        "val_check_interval": 10**12, "check_val_every_n_epoch": None,
+    }  # fmt: skip
+
+
+def _strategy(trial: Trial) -> Any:
+    """Return the strategy of Lightning for the ranks and the number format of this trial."""
+    amp, scaler = trial.config.precision.amp, trial.scaler
+    if amp == "none":
+        plugin = precision.Precision()
+    else:
+        name = {"bf16": "bf16-mixed", "fp16": "16-mixed"}[amp]
+        scaler_of_amp = scaler if amp == "fp16" else None
+        plugin = TrainedMixed(name, trial.device.type, scaler_of_amp)
+    if trial.world.size == 1:
+        return strategies.SingleDeviceStrategy(trial.device, precision_plugin=plugin)
+    options = trial.config.parallel
+    return strategies.DDPStrategy(
+        parallel_devices=[trial.device], cluster_environment=Ranks(trial),
+        precision_plugin=plugin,
+        bucket_cap_mb=options.bucket_mib, static_graph=options.static_graph,
+        gradient_as_bucket_view=True,
+    )  # fmt: skip
+
+
+class _Clock(pl.Callback):  # type: ignore[misc]
     """Brings a fit of Lightning under the clock of a trial, as one of its callbacks."""
 
     trainer: Any
     _loader: EpochLoader | None = None
 
-    def __init__(self, trial: Trial, module: Any, framework: _Framework) -> None:
-        self._trial, self._module, self._framework = trial, module, framework
+    def __init__(self, trial: Trial, module: Any) -> None:
+        self._trial, self._module = trial, module
         self._schedulers: list[BudgetScheduler] = []
         self._finished: Mapping[str, Any] | None = None
         """Weights to judge that come from a file, not from this training."""
@@ -166,7 +223,7 @@ class _Clock:
 
         Raises `WorkloadError` for one that does not work under the clock of a trial.
         """
-        known, trial = self._framework.callbacks, self._trial
+        known, trial = pl.callbacks, self._trial
         if any(isinstance(one, known.GradientAccumulationScheduler) for one in callbacks):
             trial.fail("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
         kept = [one for one in callbacks if not isinstance(one, known.EarlyStopping)]
@@ -226,8 +283,7 @@ class _Clock:
         )
         schedulers = enumerate(config.scheduler for config in trainer.lr_scheduler_configs)
         trial.keep(**{f"scheduler{index}": scheduler for index, scheduler in schedulers})
-        checkpoint = self._framework.callbacks.Checkpoint
-        trial.keep(callbacks=CallbackStates(trainer, pl_module, checkpoint))
+        trial.keep(callbacks=CallbackStates(trainer, pl_module))
         if trial.evaluator is None and trainer.enable_validation:
             trial.evaluate_with(self._validate)
 
@@ -277,3 +333,88 @@ class _Clock:
             list(values.values()), dtype=torch.float64, device=self._trial.device
         )
         return dict(zip(values, self._trial.world.mean(of_rank).tolist(), strict=True))
+
+
+# ---- what a checkpoint takes from Lightning
+class Loops:
+    """How far Lightning's loops are: counters that a resume restores, and the warm-up puts back."""
+
+    def __init__(self, trainer: Any) -> None:
+        fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
+        self._fit, self._epoch = fit, epoch
+        self._parts = {
+            "epoch": fit.epoch_progress, "batch": epoch.batch_progress,
+            "scheduler": epoch.scheduler_progress,
+            "optimizer": epoch.automatic_optimization.optim_progress,
+            "manual": epoch.manual_optimization.optim_step_progress,
+            "validation": epoch.val_loop.batch_progress,
+        }  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        states = {name: part.state_dict() for name, part in self._parts.items()}
+        return {**states, "stepped": self._epoch._batches_that_stepped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
+        self._epoch._batches_that_stepped = state["stepped"]
+        self._epoch._results.reset()  # means over the epoch begin anew
+        if (fetcher := self._fit._data_fetcher) is not None:
+            fetcher.fetched = self._epoch.batch_progress.current.ready
+
+
+class CallbackStates:
+    """What callbacks, data module and module put into a checkpoint of Lightning."""
+
+    def __init__(self, trainer: Any, module: Any) -> None:
+        self._trainer, self._module = trainer, module
+        self._callbacks = [
+            callback
+            for callback in trainer.callbacks
+            if not isinstance(callback, pl.callbacks.Checkpoint)
+        ]
+        datamodule = [trainer.datamodule] if trainer.datamodule is not None else []
+        self._stateful = {
+            getattr(part, "state_key", type(part).__qualname__): part
+            for part in (*self._callbacks, *datamodule)
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer, weights = self._trainer, self._module.state_dict()
+        content = {
+            "state_dict": weights,
+            "epoch": trainer.current_epoch,
+            "global_step": trainer.global_step,
+        }
+        for callback in self._callbacks:
+            callback.on_save_checkpoint(trainer, self._module, content)
+        self._module.on_save_checkpoint(content)
+        if content["state_dict"] is weights:
+            del content["state_dict"]  # the module is kept by itself
+        return {
+            "states": {name: part.state_dict() for name, part in self._stateful.items()},
+            "hooks": content,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        state = _on_devices_of(self.state_dict(), state)
+        content = {"state_dict": self._module.state_dict(), **state["hooks"]}
+        self._module.on_load_checkpoint(content)
+        for callback in self._callbacks:
+            callback.on_load_checkpoint(self._trainer, self._module, content)
+        for name, part in self._stateful.items():
+            # without a state it had none yet; Lightning does not load that either
+            if kept := state["states"][name]:
+                part.load_state_dict(kept)
+
+
+def _on_devices_of(now: Any, state: Any) -> Any:
+    """Return `state` with its tensors where those of `now` are: callbacks may keep them."""
+    if isinstance(state, torch.Tensor):
+        return state.to(now.device) if isinstance(now, torch.Tensor) else state
+    if isinstance(state, Mapping) and isinstance(now, Mapping):
+        return {name: _on_devices_of(now.get(name), value) for name, value in state.items()}
+    if isinstance(state, list | tuple) and isinstance(now, list | tuple):
+        pairs = itertools.zip_longest(now[: len(state)], state)
+        return type(state)([_on_devices_of(*pair) for pair in pairs])
+    return state
