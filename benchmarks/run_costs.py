@@ -154,7 +154,7 @@ def of_memory(storage: Path) -> dict[str, Any]:
     jobs = []
     for slot in range(SLOTS):
         folder = storage / f"slot{slot}"
-        Journal(folder).start(config, {}, 600.0)
+        Journal(folder).start(*cfg.identity(config), {}, 600.0)
         job = TrialSpec(
             name=folder.name, folder=folder, drawn={}, pickled=pickle.dumps(config), workload="diffusion", points=1,
             budget=Budget(600.0), deadline_s=600.0, metric="frechet", mode="min", evaluates=False,

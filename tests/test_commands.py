@@ -179,7 +179,7 @@ def finished(folder, loaded):
     for number, (values, knobs) in enumerate(zip(curves, drawn, strict=True)):
         config = loaded.config(knobs)
         journal = Journal(folder / "trials" / f"t{number:04d}")
-        journal.start(config, knobs, 20.0, number)
+        journal.start(*cfg.identity(config), knobs, 20.0, number)
         for index, value in enumerate(values, 1):
             seconds = {"train": 10.0 * index, "evaluation": 1.0 * index}
             journal.point(
@@ -440,7 +440,7 @@ def replace(monkeypatch):
 def test_train_is_refused_while_another_process_trains_in_the_folder(toy, tmp_path, capsys):
     """Whose journal, without a point yet, looks like that of a training that was killed."""
     out = tmp_path / "out"
-    Journal(out).start(cfg.baseline("toy"), {"samples": 80}, None)
+    Journal(out).start(*cfg.identity(cfg.baseline("toy")), {"samples": 80}, None)
     with alone(out):
         assert toy() == 2
         assert f"--out: {out} is trained by another process; wait for it, or stop it" in capsys.readouterr().err

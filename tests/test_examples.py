@@ -71,7 +71,7 @@ def test_sample_draws_from_a_training_of_an_example(tmp_path, monkeypatch, capsy
     config, folder = example("flow", loader__batch_size=8), tmp_path / "ray_results" / "flow-run"
     config = cfg.take_along(config, folder)
     journal = Journal(folder)
-    journal.start(config, {}, 3.0)
+    journal.start(*cfg.identity(config), {}, 3.0)
     journal.end(record.End("ok", seconds={"train": 3.0}, steps=1))
     save(weights(train(config, samples=8)), folder / "weights.safetensors", {})
 
@@ -101,7 +101,7 @@ def test_sample_draws_from_a_training_of_an_example(tmp_path, monkeypatch, capsy
 
 def test_a_model_that_generates_no_images_is_not_sampled(tmp_path, capsys):
     config, folder = example("classifier"), tmp_path / "run"
-    Journal(folder).start(cfg.take_along(config, folder), {}, 3.0)
+    Journal(folder).start(*cfg.identity(cfg.take_along(config, folder)), {}, 3.0)
     (folder / "weights.safetensors").touch()
     assert sample.main([str(folder)]) == 2
     message = "run: is a model of classifier.py, which does not generate images (it has no function sample_images)"

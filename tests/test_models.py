@@ -36,7 +36,7 @@ def network(config, seed=0):
 def run_folder(folder, config, seed=0, **point):
     """A finished training as it lies on disk."""
     journal = Journal(folder)
-    journal.start(config, {"model.blocks": cfg.flat(config)["model.blocks"]} if point else {}, 3.0)
+    journal.start(*cfg.identity(config), {"model.blocks": cfg.flat(config)["model.blocks"]} if point else {}, 3.0)
     if point:
         journal.point(made(train_s=3.0, label="FD", **point))
     journal.end(record.End("ok", seconds={"train": 3.0}, steps=3))

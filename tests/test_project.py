@@ -23,9 +23,6 @@ KERNEL = {"core", "config", "experiment", "search_space", "analysis", "distribut
 """What trains, decides and starts runs; the other packages stand on it, and it finds them by name at most."""
 UPWARD = {
     "tunediff.api.search_results -> export",
-    "tunediff.core.journal -> config",
-    "tunediff.core.point -> config",
-    "tunediff.core.trial_record -> config",
     "tunediff.report.__main__ -> cli",
     "tunediff.ray_backend.cluster -> ",
 }

@@ -56,9 +56,9 @@ def test_a_configuration_survives_yaml_and_journal(values, sampler, seed):
         file = Path(folder) / "config.yaml"
         file.write_text(cfg.dump(config))
         assert cfg.load(file) == config
-        Journal(Path(folder) / "t0000").start(config, values, 1.0, role="repeat")
+        Journal(Path(folder) / "t0000").start(*cfg.identity(config), values, 1.0, role="repeat")
         record = read_trial(Path(folder) / "t0000")
-    assert record.configuration == config
+    assert cfg.configuration_of(record) == config
     assert (record.seed, record.role, record.fingerprint) == (seed, "repeat", cfg.fingerprint(config))
     changed = cfg.differences(config, BASELINE)
     assert cfg.override(BASELINE, changed) == config
@@ -128,7 +128,7 @@ POINTS = st.lists(st.floats(-1e6, 1e6), max_size=4)
 def test_a_journal_cut_at_any_byte_reads_as_a_prefix(values, status, restarted, share):
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "t0000")
-        journal.start(toy(), {}, 20.0)
+        journal.start(*cfg.identity(toy()), {}, 20.0)
         for index, value in enumerate(values, 1):
             journal.point(point(index, float(index), error=value))
         if restarted:

@@ -36,7 +36,7 @@ def test_round_trip(tmp_path):
 def test_an_attempt_begins_with_all_that_identifies_it(tmp_path):
     config = toy(width=4)
     for _ in range(2):
-        Journal(tmp_path / "t0007").start(config, {"width": 4}, 20.0, number=7)
+        Journal(tmp_path / "t0007").start(*cfg.identity(config), {"width": 4}, 20.0, number=7)
     found = read_trial(tmp_path / "t0007")
     assert (found.name, found.number, found.attempts, found.budget_s) == ("t0007", 7, 2, 20.0)
     assert (found.config, found.drawn, found.fingerprint) == (cfg.flat(config), {"width": 4}, cfg.fingerprint(config))
@@ -89,7 +89,7 @@ def test_a_number_that_is_not_finite_is_as_if_it_was_not_measured(tmp_path):
 
 
 def test_role_and_seed_of_a_run_are_in_its_journal(tmp_path):
-    Journal(tmp_path / "t0004").start(toy(seed=7), {"width": 4}, 1.0, role="confirm")
+    Journal(tmp_path / "t0004").start(*cfg.identity(toy(seed=7)), {"width": 4}, 1.0, role="confirm")
     assert (read_trial(tmp_path / "t0004").role, read_trial(tmp_path / "t0004").seed) == ("confirm", 7)
     (start,) = trial_record.events(tmp_path / "t0004")
     assert (start["role"], start["seed"]) == ("confirm", 7)
@@ -101,7 +101,7 @@ def test_no_journal_is_no_trial(tmp_path):
 
 def test_a_training_that_begins_anew_voids_what_was_measured(tmp_path):
     journal = Journal(tmp_path)
-    journal.start(toy(), {}, 10.0)
+    journal.start(*cfg.identity(toy()), {}, 10.0)
     journal.restarted()
     assert journal.point(point(1, 2.0, error=3.0))
     journal.restarted()  # as after a damaged checkpoint: the same steps are measured again
@@ -125,7 +125,7 @@ def test_a_training_that_goes_on_after_an_end_has_not_ended(tmp_path):
 
 def test_a_restart_is_recorded_with_its_reason_and_a_first_start_is_none(tmp_path):
     journal = Journal(tmp_path)
-    journal.start(toy(), {}, 10.0)
+    journal.start(*cfg.identity(toy()), {}, 10.0)
     assert not journal.restarted()
     assert journal.restarted("checkpoint.pt cannot be read (EOFError)"), "although no point was reached before"
     journal.point(point(1, 2.0, error=3.0))
@@ -136,7 +136,7 @@ def test_a_restart_is_recorded_with_its_reason_and_a_first_start_is_none(tmp_pat
 
 
 def test_a_journal_says_its_format_and_one_of_a_newer_format_is_refused(tmp_path):
-    Journal(tmp_path / "t0000").start(toy(), {}, 20.0)
+    Journal(tmp_path / "t0000").start(*cfg.identity(toy()), {}, 20.0)
     (start,) = trial_record.events(tmp_path / "t0000")
     assert start["format"] == cfg.FORMAT
     Journal(tmp_path / "old").write("start", **START)
@@ -232,9 +232,9 @@ def test_what_trains_is_part_of_the_environment_and_what_only_reports_is_not(tmp
 
 def test_a_trial_that_goes_on_with_its_workers_keeps_their_device(tmp_path):
     """Its driver starts again, after a kill, and attaches to the job: no other line of a worker comes."""
-    Journal(tmp_path).start(toy(), {}, 20.0)
+    Journal(tmp_path).start(*cfg.identity(toy()), {}, 20.0)
     Journal(tmp_path).write("worker", device="cpu", threads=2, environment={"cpu": "another"})
-    Journal(tmp_path).start(toy(), {}, 20.0)
+    Journal(tmp_path).start(*cfg.identity(toy()), {}, 20.0)
     found = read_trial(tmp_path)
     assert found.attempts == 2
     assert [found.environment[name] for name in ("device", "threads", "cpu")] == ["cpu", 2, "another"]
@@ -259,12 +259,12 @@ def test_trainings_that_were_alike_have_one_effective_configuration(tmp_path):
     for number, values in enumerate(({"loader.workers": 1}, {"loader.workers": 4, "width": 9}, {"seed": 5})):
         journal = Journal(tmp_path / "trials" / f"t{number:04d}")
         config = cfg.override(toy(), {"loader.resident": True} | values)
-        journal.start(config, values, 20.0, number)
+        journal.start(*cfg.identity(config), values, 20.0, number)
         journal.write("worker", device="cpu", threads=1, not_effective=cfg.not_effective(config, "cpu"))
         journal.write("unread", knobs=["width"])
     with shipped_toy():
-        found = [trial.effective for trial in trial_record.read_trials(tmp_path)]
+        found = [cfg.effective_knobs(trial) for trial in trial_record.read_trials(tmp_path)]
     assert found[0] == found[1]
     assert found[0] != found[2]
-    (gone,) = [trial.effective for trial in trial_record.read_trials(tmp_path)][:1]
+    (gone,) = [cfg.effective_knobs(trial) for trial in trial_record.read_trials(tmp_path)][:1]
     assert gone["loader.workers"] == 1, "its workload is gone: as it was recorded"

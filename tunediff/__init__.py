@@ -19,8 +19,9 @@ from tunediff.core import machine
 
 # isort: split
 from tunediff.config.knobs import Choice, ConfigError, EvaluationProtocol, File, Fixed, Range
-from tunediff.config.workload import Metric, Quantity
+from tunediff.config.workload import Metric
 from tunediff.core.errors import EvaluationStoppedError, TunediffError
+from tunediff.core.point import Quantity
 
 if TYPE_CHECKING:
     from tunediff.api.ask_tell import AskedTrial, AskTellStudy, open_study

@@ -148,7 +148,7 @@ def _measured(results: Results, trial: TrialRecord) -> list[str]:
 
 def _train(results: Results, trial: TrialRecord, out: Path) -> str:
     if cfg.is_command(str(trial.config["workload"])):
-        return commands.command_line(trial.configuration)
+        return commands.command_line(cfg.configuration_of(trial))
     budget = repeating_budget(results, trial)
     return text.command("train", "--config", out, *budget, storage=results.folder.parent)
 

@@ -95,6 +95,6 @@ def test_only_runs_that_ended_ok_shorten_the_time_that_a_run_may_take(tmp_path):
     command = CommandDefinition("python x.py {seed}", "loss")
     run = trial.CommandRun(command, {}, 0, tmp_path / "trials" / "t0002", 3600.0)
     journal = Journal(run.folder.parent / "t0001")
-    journal.start(make(command, {}, "test").schema.default(), {}, 3600.0)
+    journal.start(*cfg.identity(make(command, {}, "test").schema.default()), {}, 3600.0)
     journal.end(trial_record.End("error", "exit code 1", {"train": 1.2}, 0))
     assert trial._timeout_s(run) == 36_000

@@ -158,7 +158,7 @@ def test_a_training_is_one_run_that_the_same_command_goes_on_with(tmp_path, sent
     folder = tmp_path / "train-digits"
     journal = Journal(folder)
     for (index, (train_s, samples, value)), end in zip(enumerate(CURVE, 1), ("oom", "ok"), strict=True):
-        journal.start(cfg.baseline("digits"), {}, 20.0)
+        journal.start(*cfg.identity(cfg.baseline("digits")), {}, 20.0)
         Image.new("L", (8, 8)).save(folder / "samples.png")
         journal.point(point(index, train_s, samples=samples, frechet=value))
         track(folder, {})

@@ -14,6 +14,7 @@ from torch import nn
 from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, tiny, toy, train, weights
 from tests.recorded_step import RecordedStep
 from tests.toy.train import INPUTS, TARGETS, begin, error, network
+from tunediff import config as cfg
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import read_trial
 from tunediff.training.capture.captured_call import CapturedCall
@@ -425,7 +426,7 @@ def fails_later():
 def test_capture_that_fails_ends_the_process_and_the_next_one_trains_eagerly(tmp_path, keeps):
     """Also in a run that keeps nothing but its journal, as those of a comparison."""
     config, body, folder = toy(**{"evaluation.points": 1}), fails_later(), tmp_path if keeps else None
-    Journal(tmp_path).start(config, {}, 1.0)
+    Journal(tmp_path).start(*cfg.identity(config), {}, 1.0)
     for attempt in ("fails", "trains"):
         told, reason = Recorder(tmp_path), read_trial(tmp_path).not_captured
         how = {"program": Recorded(), "observer": told, "body": body, "folder": folder, "not_captured": reason}

@@ -15,6 +15,7 @@ from tests.command.test_run import processes_of, wait_until
 from tests.comparisons import made, told
 from tests.helpers import point
 from tunediff import analysis, compare, run_comparison, search, search_space
+from tunediff import config as cfg
 from tunediff.analysis import evidence
 from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record
@@ -107,7 +108,7 @@ def searched(program):
     space = experiment.create(folder, space, content)
     for number, drawn in enumerate(space.candidates):
         journal = Journal(folder / "trials" / f"t{number:04d}")
-        journal.start(space.config(drawn), drawn, 20.0, number)
+        journal.start(*cfg.identity(space.config(drawn)), drawn, 20.0, number)
         journal.write("worker", device="cpu", threads=2)
         journal.point(point(1, 20.0, loss=float(drawn["lr"])))
         journal.end(trial_record.End("ok"))

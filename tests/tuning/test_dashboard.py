@@ -5,6 +5,7 @@ import typing
 import pytest
 
 from tests.helpers import point as point_of
+from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
@@ -45,7 +46,7 @@ def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path)
     config = SPACE.config(drawn)
     told.start("t0003", {"trial": "t0003", "slot": 1, **drawn})
     journal = Journal(tmp_path / "trials" / "t0003")
-    journal.start(config, drawn, 9.0, 3)
+    journal.start(*cfg.identity(config), drawn, 9.0, 3)
     point = point_of(1, 4.5, frechet=23.44, samples_per_s=4012.7, label="FD (classifier)")
     journal.point(point)
     told.point("t0003", {**point.flat, "objective": 23.44, "slot": 1})

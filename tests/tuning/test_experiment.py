@@ -17,6 +17,7 @@ from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from tests.helpers import point
 from tests.tuning.asked import AskedBackend, pool
+from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import journals
 from tunediff.config import ConfigError
@@ -335,7 +336,7 @@ def test_the_words_of_a_stop_are_what_the_rule_has_compared_also_after_a_kill(tm
         run = run_of(number, {"loader.batch_size": 16 * number})
         run.folder = tmp_path / "trials" / run.name
         journals[number] = journal = Journal(run.folder)
-        journal.start(space.config(run.drawn), run.drawn, 8.0, number)
+        journal.start(*cfg.identity(space.config(run.drawn)), run.drawn, 8.0, number)
         journal.point(point(2, seconds, frechet=value))
         outcomes[number] = rule.stops(run, result_of(2, seconds, value))
     trials = {trial.number: trial for trial in record.read_trials(tmp_path)}

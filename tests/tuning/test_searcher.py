@@ -8,6 +8,7 @@ import pytest
 
 from tests.helpers import point
 from tests.tuning.asked import BIG, FILE, end, study
+from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal, repeat_lost
@@ -515,7 +516,7 @@ def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
     searcher = make(places=places, budget={"per_trial": "3s", "trials": 2})
     first, second = searcher.suggest("a"), searcher.suggest("b")
     Journal(searcher.proposer.experiment / "trials" / first["trial"]).start(
-        searcher.proposer.space.config(first["spec"].drawn), first["spec"].drawn, 3.0, 0
+        *cfg.identity(searcher.proposer.space.config(first["spec"].drawn)), first["spec"].drawn, 3.0, 0
     )
     Journal(searcher.proposer.experiment / "trials" / first["trial"]).write("lost", nodes=["a"], reason="died")
     end(searcher, second, "b")

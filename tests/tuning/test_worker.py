@@ -62,7 +62,7 @@ class Parent:
 
 def job_of(folder, config=CONFIG, samples=64, **changes):
     """A job whose trial has begun."""
-    Journal(folder).start(config, {}, 1.0)
+    Journal(folder).start(*cfg.identity(config), {}, 1.0)
     job = TrialSpec(
         name=folder.name, folder=folder, drawn={}, pickled=pickle.dumps(config), budget=Budget(samples=samples),
         workload=config.schema.workload, points=config.evaluation.points,
@@ -146,7 +146,7 @@ def test_a_trial_ends_where_its_target_is_met_and_one_that_never_meets_it_fails(
 
 
 def test_weights_say_what_was_measured_and_how_they_came_to_be(tmp_path, job):
-    Journal(tmp_path).start(job.config, {}, None)
+    Journal(tmp_path).start(*cfg.identity(job.config), {}, None)
     worker.work(job, Parent(tmp_path), alone())
     with safe_open(tmp_path / weights.NAME, "pt") as file:
         about = file.metadata()

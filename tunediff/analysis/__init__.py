@@ -23,7 +23,6 @@ from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
 from tunediff.core.clock import ClockSummary, Unit
 from tunediff.core.outcomes import Status
-from tunediff.core.point import quantities
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import NEVER_READ, TrialRecord
 from tunediff.search_space import SearchSpace
@@ -158,7 +157,7 @@ class Results:
 
     def quantity(self, name: str) -> Quantity:
         """Return the quantity of that name: label and unit of a measured number."""
-        return quantities(self.space.workload).get(name, Quantity(name))
+        return cfg.quantities(self.space.workload).get(name, Quantity(name))
 
     def _has(self, name: str) -> bool:
         return any(last(trial, name) is not None for trial in self.trials)
@@ -176,7 +175,9 @@ class Results:
     def configuration_key(self, trial: TrialRecord) -> str:
         """Return a text that is equal for configurations that train equally, on any seed."""
         if (key := self._keys.get(trial.name)) is None:  # a thousand of them take a second
-            knobs = {name: value for name, value in trial.effective.items() if name != "seed"}
+            knobs = {
+                name: value for name, value in cfg.effective_knobs(trial).items() if name != "seed"
+            }
             key = self._keys[trial.name] = json.dumps(knobs, sort_keys=True, default=str)
         return key
 

@@ -43,7 +43,7 @@ class RunLines(Listener):
         """Return how a run ended, in parts of a line."""
         if not run.points or run.status != Status.OK:
             return [run.status or "", run.reason]
-        workload, last = cfg.of(run.configuration), run.points[-1]
+        workload, last = cfg.of(cfg.configuration_of(run)), run.points[-1]
         metric = workload.objective
         value = text.number(last.get(metric.name))
         words = [f"{last.get('label', metric.label)} {value} at {last.train_s:.1f} s"]

@@ -222,7 +222,7 @@ def _held(request: TrainRequest) -> record.TrialRecord | None:
         cfg.remove_copy(config, folder)
         (folder / record.JOURNAL).unlink()
         return None
-    differs = cfg.differences(config, trial.configuration)
+    differs = cfg.differences(config, cfg.configuration_of(trial))
     # What is learned does not depend on how workers share it
     learned = {name for name in differs if not name.startswith("parallel.")}
     if learned or (not differs and trial.fingerprint != cfg.fingerprint(config)):
@@ -245,7 +245,7 @@ def _begun(request: TrainRequest) -> TrainRequest:
     """Write that an attempt begins, and return the request with the copy of the user's file."""
     folder, budget = request.folder, request.budget
     config = cfg.take_along(request.config, folder)
-    Journal(folder).start(config, request.identity(), budget.seconds)
+    Journal(folder).start(*cfg.identity(config), request.identity(), budget.seconds)
     write_text(folder / "config.yaml", cfg.dump(config, folder=folder))
     # Weights of an earlier stop: the checkpoint knows more.
     (folder / WEIGHTS).unlink(missing_ok=True)
@@ -268,7 +268,7 @@ def result(folder: Path) -> dict[str, Any]:
     trial = record.read_trial(folder)
     if trial is None or trial.end is None or not trial.points:
         raise ConfigError(f"{folder}: the training has not ended")
-    workload, last = cfg.of(trial.configuration), trial.points[-1]
+    workload, last = cfg.of(cfg.configuration_of(trial)), trial.points[-1]
     metric = workload.objective
     parts = ("data_wait", "compile", "evaluation", "checkpoint", "setup")
     return {

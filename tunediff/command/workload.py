@@ -21,11 +21,12 @@ from tunediff.command.definition import FILE, CommandDefinition
 from tunediff.command.words import honesty
 from tunediff.config import systems
 from tunediff.config.code import Code
-from tunediff.config.files import FORMAT, FORMAT_KEY, check_format, to_yaml
+from tunediff.config.files import FORMAT_KEY, to_yaml
 from tunediff.config.knobs import ConfigError, Fixed, Int, Values, section
 from tunediff.config.schema import Configuration, Schema, nest
 from tunediff.config.workload import Metric, Workload, find, from_dict
 from tunediff.core.clock import LINE, PROCESS, TRAINING
+from tunediff.core.files import FORMAT, check_format
 from tunediff.core.target import Target
 
 PARAMETERS = "parameters"

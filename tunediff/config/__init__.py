@@ -5,6 +5,7 @@ from tunediff.config.configurations import (
     effective,
     fingerprint,
     flat,
+    identity,
     neutral,
     not_effective,
     override,
@@ -12,9 +13,7 @@ from tunediff.config.configurations import (
     with_relative_paths,
 )
 from tunediff.config.files import (
-    FORMAT,
     FORMAT_KEY,
-    check_format,
     dump,
     load,
     named,
@@ -24,11 +23,11 @@ from tunediff.config.files import (
     with_words,
 )
 from tunediff.config.knobs import Choice, ConfigError, File, Knob, Lines, Range, Values
+from tunediff.config.recorded import configuration_of, effective_knobs
 from tunediff.config.schema import Configuration, Schema, flatten, nest, to_dict
 from tunediff.config.systems import Systems
 from tunediff.config.workload import (
     Metric,
-    Quantity,
     Workload,
     baseline,
     baseline_names,
@@ -37,20 +36,19 @@ from tunediff.config.workload import (
     is_command,
     is_users,
     of,
+    quantities,
     remove_copy,
     take_along,
 )
+from tunediff.core.files import FORMAT, check_format
+from tunediff.core.point import Quantity
 
 __all__ = [
     "FORMAT", "FORMAT_KEY", "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines",
-    "Metric", "Quantity",
-    "Range", "Schema", "Systems", "Values", "Workload", "baseline", "baseline_names",
-    "check_format",
-    "differences", "dump", "effective", "find", "fingerprint", "flat", "flatten",
-    "from_dict",
-    "is_command", "is_users", "load", "named", "nest",
-    "neutral", "not_effective",
-    "of", "override", "parse_overrides", "read_yaml", "remove_copy",
-    "take_along",
-    "to_dict", "to_yaml", "with_absolute_paths", "with_relative_paths", "with_words",
+    "Metric", "Quantity", "Range", "Schema", "Systems", "Values", "Workload", "baseline",
+    "baseline_names", "check_format", "configuration_of", "differences", "dump", "effective",
+    "effective_knobs", "find", "fingerprint", "flat", "flatten", "from_dict", "identity",
+    "is_command", "is_users", "load", "named", "nest", "neutral", "not_effective", "of",
+    "override", "parse_overrides", "quantities", "read_yaml", "remove_copy",
+    "take_along", "to_dict", "to_yaml", "with_absolute_paths", "with_relative_paths", "with_words",
 ]  # fmt: skip

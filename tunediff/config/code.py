@@ -18,10 +18,9 @@ from unittest import mock
 from tunediff.config import copies, modules
 from tunediff.config.knobs import ConfigError, refuse
 from tunediff.core.errors import TunediffError
+from tunediff.core.files import CODE
 from tunediff.core.text import shown, truncate
 
-FOLDER = "workload"
-"""Folder with a copy of the workload, of a search, a training or an export."""
 _roots: list[Path] = []
 """Folders of the files that were imported."""
 announces = False
@@ -194,7 +193,7 @@ def _is_import_of(done: Code, code: Code) -> bool:
 def _import(code: Code) -> _Import:
     """Import a file anew. Raises `ConfigError` for any error or exit of the user's code."""
     _check_name(code)
-    if announces and FOLDER in code.file.parts:
+    if announces and CODE in code.file.parts:
         print(f"runs {shown(code.file)}", file=sys.stderr)
     _put_first(code)
     try:

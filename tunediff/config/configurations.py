@@ -56,6 +56,11 @@ def fingerprint(config: Configuration) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:12]
 
 
+def identity(config: Configuration) -> tuple[Values, str]:
+    """Return what a journal has of a configuration: its knobs by dotted name, its fingerprint."""
+    return flat(config), fingerprint(config)
+
+
 def differences(of: Configuration | Mapping[str, Any], base: Configuration) -> Values:
     """Return a configuration's knobs, or these values, that differ from `base`.
 

@@ -15,10 +15,10 @@ from tunediff.config import workload
 from tunediff.config.configurations import C, override, with_absolute_paths
 from tunediff.config.knobs import ConfigError, Knob, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, flatten, to_dict
+from tunediff.core.files import FORMAT, check_format
 
-FORMAT, FORMAT_KEY = 1, "tunediff_format"
-"""Format of all that is written to be read again (docs/reference/formats.md), and its key in a YAML
-file. It rises when an older version would misread a file."""
+FORMAT_KEY = "tunediff_format"
+"""Key of the format in a YAML file."""
 FILES = (".yaml", ".yml", ".py")
 """Endings of files with configurations and workloads."""
 NULLS, QUOTES = ("", "~", "null", "Null", "NULL"), ("'", '"')
@@ -70,14 +70,6 @@ def read_yaml(path: Path) -> Lines:
         raise ConfigError(f"{path}: must hold `key: value` lines, found {type(content).__name__}")
     check_format(content.pop(FORMAT_KEY, FORMAT), f"{path}: {FORMAT_KEY}")
     return content
-
-
-def check_format(value: Any, where: str) -> None:
-    """Refuse a file of a newer format, or whose format is no number. Raises `ConfigError`."""
-    is_number = isinstance(value, int) and not isinstance(value, bool)
-    newer = "; a newer version of tunediff has written it" if is_number and value > FORMAT else ""
-    allowed = is_number and 1 <= value <= FORMAT
-    refuse(not allowed, f"{where}: {value!r} is not allowed; allowed: 1 to {FORMAT}{newer}")
 
 
 def to_yaml(content: Lines, flow: bool | None = False) -> str:

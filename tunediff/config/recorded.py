@@ -1,24 +1,31 @@
-"""Find the file that trained results: their own copy, wherever the folder has been moved."""
+"""Configurations of trials, as their journals have them."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
-from tunediff.config.code import FOLDER
-from tunediff.config.workload import is_users
+from tunediff.config.configurations import flat, neutral
+from tunediff.config.knobs import ConfigError, Values
+from tunediff.config.schema import nest
+from tunediff.config.workload import from_dict
+from tunediff.core.trial_record import TrialRecord
 
 CONFIG = "config.yaml"
 SIDES = ("A", "B")
 """Folders inside that of a comparison, each with a configuration."""
 
 
-def trained_by(name: str, folder: Path) -> str:
-    """Return the workload of a journal or checkpoint in `folder`, which may have moved with the
-    copy that its search, comparison or training has."""
-    parts = Path(name).parts
-    if not is_users(name) or FOLDER not in parts:
-        return name
-    start = len(parts) - 1 - parts[::-1].index(FOLDER)
-    inside = [Path(*parts[first:]) for first in (start, start - 1)]  # of a comparison: A/workload/
-    places = (root / one for root in (folder, *folder.parents[:2]) for one in inside)
-    return str(next((file.absolute() for file in places if file.is_file()), name))
+def configuration_of(trial: TrialRecord) -> Any:
+    """Return a trial's configuration. Raises `ConfigError` if its knobs are not valid (any more)."""
+    return from_dict(nest(trial.config), trial.name, check=False)
+
+
+def effective_knobs(trial: TrialRecord) -> Values:
+    """Return a trial's knobs with ineffective ones at fixed values: equal for equal trainings.
+
+    If workload or knobs are not valid any more, return them unchanged.
+    """
+    try:
+        return flat(neutral(configuration_of(trial), trial.not_effective))
+    except ConfigError:
+        return dict(trial.config)

@@ -44,7 +44,9 @@ from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
 from tunediff.config.schema import Configuration, Schema, to_dict
 from tunediff.config.systems import Systems
 from tunediff.core.clock import TRAINING
-from tunediff.core.target import Target
+from tunediff.core.files import CODE
+from tunediff.core.point import QUANTITIES, Quantity, in_units
+from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.text import shown
 
 SHIPPED = {
@@ -67,23 +69,6 @@ class Metric:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "label", self.label or self.name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Quantity:
-    """A measured or derived quantity, with its texts for tables and axes."""
-
-    label: str
-    unit: str = ""
-    """Unit in which it is shown; the unit of the stored value is in its name."""
-    meaning: str = ""
-    scale: float = 1.0
-    """Factor from the stored to the shown value."""
-
-    @property
-    def heading(self) -> str:
-        """Return the heading of a column: `step (ms)`."""
-        return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
 OPTIONAL = {
@@ -192,6 +177,14 @@ class Workload:
             except (KeyError, TypeError, ValueError):
                 return None
         return hook
+
+
+def quantities(workload: Workload) -> dict[str, Quantity]:
+    """Return the quantities of a workload's points, by name: every point's, objective, its own."""
+    objective = workload.objective
+    objectives = {objective.name: Quantity(objective.label or objective.name)}
+    objectives[TIME_TO_TARGET] = Quantity("time to target", "s", "until the target was met")
+    return in_units(QUANTITIES, workload.unit) | objectives | dict(workload.quantities)
 
 
 def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
@@ -354,7 +347,7 @@ def take_along(config: Configuration, folder: Path) -> Any:
 
     Raises `ConfigError` where another file is there.
     """
-    copies = folder.absolute() / users.FOLDER
+    copies = folder.absolute() / CODE
     if (code := of(config).file) is None or code.file.is_relative_to(copies):
         return config
     copy = code.copy(copies)
@@ -363,7 +356,7 @@ def take_along(config: Configuration, folder: Path) -> Any:
 
 def remove_copy(config: Configuration, folder: Path) -> None:
     """Remove what `take_along` copied into `folder`, unless the configuration is the copy's."""
-    copies = folder.absolute() / users.FOLDER
+    copies = folder.absolute() / CODE
     if (code := of(config).file) is not None and not code.file.is_relative_to(copies):
         shutil.rmtree(copies, ignore_errors=True)
         users.read_copy.cache_clear()

@@ -16,10 +16,25 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tunediff.core.errors import refuse
+
+FORMAT = 1
+"""Format of all that is written to be read again (docs/reference/formats.md). It rises when an
+older version would misread a file."""
+CODE = "workload"
+"""Folder with a copy of the user's files, of a search, a training or an export."""
 STORAGE = Path("ray_results")
 """Default folder of all searches."""
 ADDRESS = ".address"
 """File in a local storage folder that names the address of its copy, such as `s3://bucket/x`."""
+
+
+def check_format(value: Any, where: str) -> None:
+    """Refuse a file of a newer format, or whose format is no number. Raises `ConfigError`."""
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    newer = "; a newer version of tunediff has written it" if is_number and value > FORMAT else ""
+    allowed = is_number and 1 <= value <= FORMAT
+    refuse(not allowed, f"{where}: {value!r} is not allowed; allowed: 1 to {FORMAT}{newer}")
 
 
 class _DiskFile(io.BufferedWriter):

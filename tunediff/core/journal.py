@@ -13,13 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tunediff import config as cfg
-from tunediff.config import Configuration, Values
 from tunediff.core import environment
 from tunediff.core.clock import UnitName
-from tunediff.core.files import naming_file
+from tunediff.core.files import FORMAT, naming_file
 from tunediff.core.point import Point
-from tunediff.core.trial_record import CHECKPOINT, JOURNAL, End, Role, events, read_trials
+from tunediff.core.trial_record import CHECKPOINT, JOURNAL, End, Role, Values, events, read_trials
 
 
 class Journal:
@@ -31,25 +29,28 @@ class Journal:
 
     def start(
         self,
-        config: Configuration,
+        config: Values,
+        fingerprint: str,
         drawn: Values,
         budget_s: float | None,
         number: int = 0,
         unit: UnitName = "wall",
         role: Role = "draw",
     ) -> None:
-        """Write that an attempt begins; `budget_s`: training seconds of this trial."""
+        """Write that an attempt begins. `config`: every knob by dotted name, and the workload;
+        `fingerprint`: equal exactly for equal configurations of equal workloads (`cfg.identity`
+        returns both); `budget_s`: training seconds of this trial."""
         content = {
-            "format": cfg.FORMAT,
+            "format": FORMAT,
             "name": self.folder.name,
             "number": number,
             "role": role,
-            "config": (knobs := cfg.flat(config)),
-            "seed": knobs.get("seed"),
+            "config": config,
+            "seed": config.get("seed"),
             "drawn": drawn,
             "budget_s": budget_s,
             "unit": unit,
-            "fingerprint": cfg.fingerprint(config),
+            "fingerprint": fingerprint,
             "environment": environment.describe(),
             "pid": os.getpid(),
         }

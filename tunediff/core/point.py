@@ -9,8 +9,22 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tunediff.config import Quantity, Workload
-from tunediff.core.target import TIME_TO_TARGET
+
+@dataclasses.dataclass(frozen=True)
+class Quantity:
+    """A measured or derived quantity, with its texts for tables and axes."""
+
+    label: str
+    unit: str = ""
+    """Unit in which it is shown; the unit of the stored value is in its name."""
+    meaning: str = ""
+    scale: float = 1.0
+    """Factor from the stored to the shown value."""
+
+    @property
+    def heading(self) -> str:
+        """Return the heading of a column: `step (ms)`."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
 
 
 def _required(label: str, unit: str, meaning: str, scale: float = 1.0, **default: Any) -> Any:
@@ -190,11 +204,3 @@ def in_units(quantities: Mapping[str, Quantity], unit: str) -> dict[str, Quantit
         )
         for name, quantity in quantities.items()
     }
-
-
-def quantities(workload: Workload) -> dict[str, Quantity]:
-    """Return the quantities of a workload's points, by name: every point's, objective, its own."""
-    objective = workload.objective
-    objectives = {objective.name: Quantity(objective.label or objective.name)}
-    objectives[TIME_TO_TARGET] = Quantity("time to target", "s", "until the target was met")
-    return in_units(QUANTITIES, workload.unit) | objectives | dict(workload.quantities)

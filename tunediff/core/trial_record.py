@@ -30,12 +30,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from tunediff import config as cfg
-from tunediff.config import ConfigError, Values, recorded
 from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName
-from tunediff.core.errors import TunediffError
-from tunediff.core.files import naming_file
+from tunediff.core.errors import ConfigError, TunediffError
+from tunediff.core.files import CODE, FORMAT, check_format, naming_file
 from tunediff.core.outcomes import Ruling, Status
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
@@ -59,6 +57,8 @@ WORDS = ("label", "final_label", "event", "validation_split")
 """Values of a point that are not numbers."""
 Line = dict[str, Any]
 """A line of a journal, or a part of one."""
+Values = dict[str, Any]
+"""Knobs by dotted name."""
 
 
 class NotFiniteError(TunediffError, ValueError):
@@ -213,25 +213,9 @@ class TrialRecord:
         return self.end is not None and self.end.process_died
 
     @property
-    def configuration(self) -> Any:
-        """Return its configuration. Raises `ConfigError` if its knobs are not valid (any more)."""
-        return cfg.from_dict(cfg.nest(self.config), self.name, check=False)
-
-    @property
     def along(self) -> str:
         """Return the axis of its curve: training seconds or device-seconds."""
         return UNITS[self.unit].along
-
-    @property
-    def effective(self) -> Values:
-        """Return `config` with ineffective knobs at fixed values: equal for equal trainings.
-
-        If workload or knobs are not valid any more, return `config` unchanged.
-        """
-        try:
-            return cfg.flat(cfg.neutral(self.configuration, self.not_effective))
-        except ConfigError:
-            return dict(self.config)
 
     def value(self, metric: str) -> float | None:
         """Return the metric at the end of the budget; None unless the trial ended ok with one."""
@@ -303,7 +287,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     for event in events(folder):
         kind, when = event.pop("event"), event.pop("time")
         if kind == "start":
-            cfg.check_format(event.get("format", cfg.FORMAT), f"{folder / JOURNAL}: format")
+            check_format(event.get("format", FORMAT), f"{folder / JOURNAL}: format")
             if record is None:
                 record = _begun(event, when, folder)
             # Once a worker has been named, it may still train the trial
@@ -361,8 +345,20 @@ def _begun(start: Line, when: float, folder: Path) -> TrialRecord:
     )
     # The folder of the search, with its copy of the workload, may have moved
     workload = str(record.config.get("workload"))
-    record.config["workload"] = recorded.trained_by(workload, folder)
+    record.config["workload"] = _own_copy(workload, folder)
     return record
+
+
+def _own_copy(workload: str, folder: Path) -> str:
+    """Return the workload of a journal in `folder`, which may have moved with the copy that its
+    search, comparison or training has."""
+    parts = Path(workload).parts
+    if CODE not in parts:
+        return workload
+    start = len(parts) - 1 - parts[::-1].index(CODE)
+    inside = [Path(*parts[first:]) for first in (start, start - 1)]  # of a comparison: A/workload/
+    places = (root / one for root in (folder, *folder.parents[:2]) for one in inside)
+    return str(next((file.absolute() for file in places if file.is_file()), workload))
 
 
 def _with_final(points: list[Point], final: Line) -> list[Point]:

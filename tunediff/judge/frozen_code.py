@@ -19,8 +19,8 @@ from tunediff import config as cfg
 from tunediff.analysis.pairs import CODE
 from tunediff.command import definition, worktrees
 from tunediff.config import copies, recorded
-from tunediff.config.code import FOLDER
 from tunediff.core.errors import ConfigError
+from tunediff.core.files import CODE as FOLDER
 from tunediff.core.files import write_text
 from tunediff.core.git import git
 from tunediff.core.text import shown, truncate

@@ -20,8 +20,8 @@ from tunediff.analysis.pair_test import HOLDOUT, JUDGE
 from tunediff.analysis.pairs import Pairs
 from tunediff.command import process, worktrees
 from tunediff.config import recorded
-from tunediff.config.code import FOLDER
 from tunediff.core.errors import ConfigError
+from tunediff.core.files import CODE as FOLDER
 from tunediff.core.files import write_text
 from tunediff.core.trial_record import JOURNAL
 from tunediff.experiment import model

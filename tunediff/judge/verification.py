@@ -21,8 +21,8 @@ from tunediff.command import definition, worktrees
 from tunediff.command.metrics import NUMBER, MetricPattern, as_number
 from tunediff.command.process import LOG
 from tunediff.config import recorded
-from tunediff.config.code import FOLDER
 from tunediff.core.errors import ConfigError
+from tunediff.core.files import CODE as FOLDER
 from tunediff.core.files import write_text
 from tunediff.core.outcomes import Status
 from tunediff.core.refusals import check_name, check_new, timed_name, writing

@@ -8,9 +8,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
+from tunediff import config as cfg
 from tunediff.config import ConfigError, Quantity, Workload
 from tunediff.config.knobs import nearest, refuse
-from tunediff.core.point import in_units, quantities
+from tunediff.core.point import in_units
 from tunediff.search_space.sections import StudySection, checked
 
 DERIVED: dict[str, Quantity] = {
@@ -136,7 +137,7 @@ def parse(
     """
     where, knobs = f"{source}: study", workload.schema.knobs
     lines = dataclasses.asdict(checked(StudySection, content, where))
-    study = Study(**lines, numbers=quantities(workload) | in_units(DERIVED, workload.unit))
+    study = Study(**lines, numbers=cfg.quantities(workload) | in_units(DERIVED, workload.unit))
     _check_names(study, where, workload)
     # The table fits what is measured
     for name in study.columns:

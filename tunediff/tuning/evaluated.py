@@ -43,13 +43,13 @@ class EvaluatedConfigurations:
                 continue
             self._exact[trial.fingerprint] = trial.name
             with contextlib.suppress(ConfigError):  # of a workload that has changed since
-                self._equivalent.setdefault(self._identity(trial.configuration), trial.name)
+                self._equivalent.setdefault(self._identity(cfg.configuration_of(trial)), trial.name)
                 self.note_refusal(trial)
 
     def note_refusal(self, trial: TrialRecord) -> None:
         """Remember the configuration as which a trial trained whose steps could not be captured."""
         if "compile.capture" in trial.not_effective:
-            eager = cfg.neutral(trial.configuration, ["compile.capture"])
+            eager = cfg.neutral(cfg.configuration_of(trial), ["compile.capture"])
             self._equivalent.setdefault(self._identity(eager), trial.name)
 
     def add(self, config: Systems, name: str) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tunediff import config as cfg
 from tunediff.config import Systems, Values
 from tunediff.core.clock import UNITS, Budget, UnitName
 from tunediff.core.journal import Journal
@@ -170,6 +171,7 @@ class TrialSpec:
         """Write to the trial's journal that an attempt begins, and return the journal."""
         (self.folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed
         journal = Journal(self.folder)
-        budget_s = self.budget.seconds
-        journal.start(self.config, self.drawn, budget_s, self.number, self.unit, self.role)
+        config, fingerprint = cfg.identity(self.config)
+        settings = (self.budget.seconds, self.number, self.unit, self.role)
+        journal.start(config, fingerprint, self.drawn, *settings)
         return journal

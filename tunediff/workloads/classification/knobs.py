@@ -21,8 +21,9 @@ from tunediff.config.knobs import (
     nearest,
     section,
 )
-from tunediff.config.workload import Metric, Quantity
+from tunediff.config.workload import Metric
 from tunediff.core.environment import install_command
+from tunediff.core.point import Quantity
 from tunediff.data import sources
 from tunediff.data.knobs import DIGITS, Data
 from tunediff.training import knobs as optimizers

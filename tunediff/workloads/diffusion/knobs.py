@@ -20,7 +20,8 @@ from tunediff.config.knobs import (
     Values,
     section,
 )
-from tunediff.config.workload import Metric, Quantity
+from tunediff.config.workload import Metric
+from tunediff.core.point import Quantity
 from tunediff.data.knobs import DIGITS, Data
 from tunediff.evaluation import knobs as images
 from tunediff.training.knobs import MEMORY_FREE_OPTIMIZER, AdamW, Ema, Optimizer
