@@ -9,13 +9,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tunediff.analysis import journals
@@ -56,36 +54,16 @@ class AskedTrial:
     def __init__(self, study: AskTellStudy, spec: TrialSpec) -> None:
         """Made by `AskTellStudy.ask`."""
         self._study, self._spec, self._began = study, spec, time.monotonic()
-
-    @property
-    def name(self) -> str:
-        """Return its name in the search, such as `t0003`."""
-        return self._spec.name
-
-    @property
-    def number(self) -> int:
-        """Return its number in the search; 0 is the baseline."""
-        return self._spec.number
-
-    @property
-    def drawn(self) -> Values:
-        """Return the search's knobs by dotted name; of a repeated run also its `seed`."""
-        return dict(self._spec.drawn)
-
-    @property
-    def config(self) -> Any:
-        """Return the complete configuration: `config.seed`, `config.loader`, `config.knobs` …"""
-        return self._spec.config
-
-    @property
-    def knobs(self) -> Any:
-        """Return the workload's `Knobs`, as `train(trial)` reads them."""
-        return self._spec.config.knobs
-
-    @property
-    def budget_s(self) -> float | None:
-        """Return the training seconds that it has."""
-        return self._spec.budget.seconds
+        self.name, self.number = spec.name, spec.number
+        """Its name in the search, such as `t0003`, and its number there; 0 is the baseline."""
+        self.drawn = dict(spec.drawn)
+        """The search's knobs by dotted name; of a repeated run also its `seed`."""
+        self.config: Any = spec.config
+        """The complete configuration: `config.seed`, `config.loader`, `config.knobs` …"""
+        self.knobs: Any = spec.config.knobs
+        """The workload's `Knobs`, as `train(trial)` reads them."""
+        self.budget_s = spec.budget.seconds
+        """The training seconds that it has."""
 
     def report(self, value: float, time_s: float | None = None, **measured: float) -> bool:
         """Write an evaluation to the journal; return whether the search's early stopping would end
@@ -101,10 +79,10 @@ class AskedTrial:
         """
         return self._study._report(self, value, time_s, measured)
 
-    def _last_point(self) -> Point | None:
-        """Return the last evaluation in its journal: one that could not be written is none."""
+    def _points(self) -> list[Point]:
+        """Return the evaluations in its journal: one that could not be written is none."""
         trial_record = record.read_trial(self._spec.folder)
-        return trial_record.points[-1] if trial_record is not None and trial_record.points else None
+        return trial_record.points if trial_record is not None else []
 
     def __repr__(self) -> str:
         return f"AskedTrial({self.name}, {text.knobs(self.drawn) or 'baseline'})"
@@ -113,16 +91,16 @@ class AskedTrial:
 class AskTellStudy:
     """A search whose trials the caller runs: ask, train, tell; a context manager.
 
-    Several trials may be under way, also in threads, of the process that opened it, which alone
-    asks and tells.
+    It is the loop of `tuning/loop.py` turned round: `ask` starts a trial, `report` passes a point
+    on, `tell` ends it. Several trials may be under way, also in threads, of the process that opened
+    it, which alone asks, tells and closes.
     """
 
     def __init__(self, folder: Path, space: SearchSpace) -> None:
         """Made by `open_study`; takes the folder's lock."""
-        self.folder, self.space, self._pid = folder, space, os.getpid()
+        self.folder, self.space = folder, space
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
         self._exhausted = self._closed = False
-
         with contextlib.ExitStack() as stack:
             stack.enter_context(alone(folder))
             storage = str(files.address_of(folder.parent) or folder.parent)
@@ -197,26 +175,20 @@ class AskTellStudy:
                 # The same once more, after an error, is no further evaluation.
                 told = {self._value_name: value, **measured}
                 told |= {"train_s": time_s} if time_s is not None else {}
-                last = trial._last_point()
-                if last is None or any(last.get(key) != plain(told[key]) for key in told):
+                last = trial._points()[-1:]
+                if not any(all(p.get(key) == plain(told[key]) for key in told) for p in last):
                     self._report(trial, value, time_s, measured)
             self._end(trial, Status(status), reason)
 
     def close(self) -> None:
         """Release the study; a trial that was not told is asked for again after reopening."""
-        self.__exit__(None, None, None)
+        self._open.close()
 
     def __enter__(self) -> AskTellStudy:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if os.getpid() == self._pid:  # the lock of a forked process is its parent's
-            self._open.__exit__(kind, error, at)
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
 
     def __repr__(self) -> str:
         return f"AskTellStudy({str(self.folder)!r})"
@@ -271,17 +243,16 @@ class AskTellStudy:
         self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
     ) -> Point:
         """Return an evaluation as a point. Raises `ConfigError` for what no journal can hold."""
-        allowed = f"{', '.join(sorted(MEASURED))}, and names of your own"
-        taken = RESERVED | {*WORDS, self._value_name}
-        for name in measured:
-            allow(name in MEASURED or name not in taken, "measured", name, allowed)
-        allowed = "a finite number; study.tell(trial, status='nan') ends what has diverged"
-        times = {"time_s": time_s} if time_s is not None else {}
-        for name, number in {**measured, "value": value, **times}.items():
-            allow(isinstance(number, int | float) and math.isfinite(number), name, number, allowed)
-        last, budget_s = trial._last_point(), trial.budget_s
-        train_s = time.monotonic() - trial._began if time_s is None else float(time_s)
-        index, least_s = (last.index + 1, last.train_s) if last is not None else (1, 0.0)
+        taken = (RESERVED | {*WORDS, self._value_name}) - MEASURED
+        names = f"{', '.join(sorted(MEASURED))}, and names of your own"
+        for name in taken.intersection(measured):
+            allow(False, "measured", name, names)
+        finite = "a finite number; study.tell(trial, status='nan') ends what has diverged"
+        train_s = time.monotonic() - trial._began if time_s is None else time_s
+        for name, number in {"value": value, "time_s": train_s, **measured}.items():
+            allow(isinstance(number, int | float) and math.isfinite(number), name, number, finite)
+        points, budget_s = trial._points(), trial.budget_s
+        index, least_s = (points[-1].index + 1, points[-1].train_s) if points else (1, 0.0)
         allowed = f"training seconds so far, at least {least_s:g}"
         allow(train_s >= least_s, "time_s", train_s, allowed)
         point = {"device_s": train_s * trial._spec.config.devices, "samples": 0, "steps": index}
@@ -290,17 +261,15 @@ class AskTellStudy:
         if budget_s:
             point["fraction"] = min(1.0, train_s / budget_s)
         point |= {**measured, "index": index, "train_s": train_s, self._value_name: value}
-        if (target := self.space.target) is not None:
-            trial_record = record.read_trial(trial._spec.folder)
-            earlier = trial_record.points if trial_record is not None else []
-            along = self.space.budget.clock.along
-            if (seconds := target.seconds([*earlier, Point.of(point)], along)) is not None:
-                point[TIME_TO_TARGET] = seconds
+        seconds_to_target = trial._spec.seconds_to_target
+        met_s = seconds_to_target and seconds_to_target([*points, Point.of(point)])
+        point |= {} if met_s is None else {TIME_TO_TARGET: met_s}
         return Point.of(point)
 
     def _end(self, trial: AskedTrial, status: Status, reason: str) -> None:
         """Write a trial's end, report it to the proposer. Raises `ConfigError` without a result."""
-        spec, last, target = trial._spec, trial._last_point(), self.space.target
+        spec, target, points = trial._spec, self.space.target, trial._points()
+        last = points[-1] if points else None
         if status == Status.OK and target is not None and last and TIME_TO_TARGET not in last:
             status, reason = Status.ERROR, target.missed
         for metric in (self.space.metric, self.space.cost):
