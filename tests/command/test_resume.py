@@ -56,7 +56,8 @@ def run(folder, how, reduce):
     command = CommandDefinition(words, "loss", **{"reduce": reduce, "outcome": "final", **settings})
     config = cfg.take_along(make(command, {}, "test").schema.default(), folder)
     (folder / "config.yaml").write_text(cfg.dump(config, folder=folder))
-    list(trial.follow(trial.run_of(config, folder, None), config, {}, 0))
+    Journal(folder).start(config, {}, None)
+    list(trial.run(trial.run_of(config, folder, None), lambda: False))
     record = trial_record.read_trial(folder)
     last = record.points[-1]
     seconds = last.get(TIME_TO_TARGET)

@@ -10,9 +10,8 @@ import psutil
 import pytest
 
 from tunediff.command import process
-from tunediff.command.curve import POINTS
 from tunediff.command.definition import CommandDefinition
-from tunediff.command.run import CommandRun, Left, RunReader, execute
+from tunediff.command.run import POINTS, CommandRun, Left, RunReader, execute
 from tunediff.core.environment import RAY_BEFORE, of_user
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End

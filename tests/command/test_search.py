@@ -72,7 +72,7 @@ def test_what_a_command_does_is_known_while_it_prints_nothing(tmp_path):
     )
     run = trial.run_of(space.baseline, tmp_path / "run", None)
     run.folder.mkdir()
-    point, end = trial.events(run, space.baseline, lambda: False)
+    point, end = trial.run(run, lambda: False)
     assert (point["loss"], end.status) == (1.0, "ok")
     assert not (run.folder / "doing.json").exists()
 

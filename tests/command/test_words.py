@@ -2,8 +2,7 @@
 
 import pytest
 
-from tunediff.command.definition import CommandDefinition
-from tunediff.command.words import honesty
+from tunediff.command.definition import CommandDefinition, honesty
 
 
 @pytest.mark.parametrize(("command", "warned"), [("docker run x {seed}", 1), ("/usr/bin/ssh h {seed}", 1), ("python docker {seed}", 0)])  # fmt: skip

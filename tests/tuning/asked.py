@@ -3,6 +3,7 @@
 from tests.helpers import point
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
+from tunediff.tuning.backend import Backend
 from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 from tunediff.tuning.trial import run_trial_on_slot
 
@@ -55,10 +56,8 @@ def pool(slots=1, sizes=(1,), **how):
     return Pool(ResourcePartition(machines, sizes, False, True), **how)
 
 
-class AskedBackend:
+class AskedBackend(Backend):
     """A backend, and its slots, that trains nothing: `events_of(spec)` yields what a job reports."""
-
-    device, interrupt_s = "cpu", 0.0
 
     def __init__(self, devices, events_of=None):
         self.devices, self.events_of = devices, events_of
@@ -70,14 +69,8 @@ class AskedBackend:
     def release(self, spec):
         self.released.append(spec.name)
 
-    def say_through(self, say):
-        pass
-
     def show(self, slot, line):
         self.shown.append(line)
-
-    def listeners(self, folder, space):
-        return ()
 
     # ---- as a slot
     def start(self, job):

@@ -18,9 +18,8 @@ from tunediff.api.compare_folder import freeze
 from tunediff.api.compare_setup import TWIN, Say, check_days, new_folder, twin
 from tunediff.command import trial, worktrees
 from tunediff.command.check import check
-from tunediff.command.definition import CommandDefinition
+from tunediff.command.definition import CommandDefinition, honesty
 from tunediff.command.template import shown
-from tunediff.command.words import honesty
 from tunediff.command.workload import CommandSystems, common_type, make
 from tunediff.config import ConfigError, Metric, Values
 from tunediff.core import text

@@ -15,7 +15,7 @@ from tunediff.api.compare_lines import RunLines
 from tunediff.api.compare_setup import CompareOptions, Say
 from tunediff.api.options import check_only_reproduces
 from tunediff.command import worktrees
-from tunediff.command.backend import CommandBackend
+from tunediff.command.trial import CommandBackend
 from tunediff.core import text
 from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listeners

@@ -38,17 +38,16 @@ def check(run: CommandRun, say: Callable[[str], None]) -> None:
     definition = run.definition
     written = WrittenFiles(Path(definition.folder))
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as scratch:
-        attempt = _Attempts(run, Path(scratch))
         is_timed = definition.outcome != "final" and definition.time is None
-        most = f" at most {text.seconds(attempt.limit_s)}" if is_timed else ""
-        what = f"checking the command: waiting{most} for values of {definition.objective}"
-        say(what)
-        first, first_s, clock = attempt(run, 1)
+        most = f" at most {text.seconds(_limit_s(run))}" if is_timed else ""
+        say(f"checking the command: waiting{most} for values of {definition.objective}")
+        first, clock = _attempt(run, scratch, 1)
         names = written.names()
         if "seed" in definition.template.names:
-            _check_seed(attempt, run, first)
-    say(f"its first value after {first_s:.1f} s; the clock is that of: {clock}")
-    if clock == PROCESS and definition.outcome != "final" and run.budget_s is not None:
+            _check_seed(run, scratch, first)
+    first_s = clock.start_up_s
+    say(f"its first value after {first_s:.1f} s; the clock is that of: {clock.kind}")
+    if clock.kind == PROCESS and definition.outcome != "final" and run.budget_s is not None:
         if first_s > run.budget_s:
             raise ConfigError(
                 f"command: budget: {run.budget_s:g} s is not allowed: the first value comes after"
@@ -63,7 +62,7 @@ def check(run: CommandRun, say: Callable[[str], None]) -> None:
         say(f"WARNING: {shared(names)}; runs may overwrite each other's files")
 
 
-def _check_seed(attempt: _Attempts, run: CommandRun, first: float) -> None:
+def _check_seed(run: CommandRun, scratch: str, first: float) -> None:
     """Raise `ConfigError` if every other seed prints the same values.
 
     The first value may come before any training: where all are equal, the second one decides.
@@ -71,11 +70,10 @@ def _check_seed(attempt: _Attempts, run: CommandRun, first: float) -> None:
     seeds = [run.seed + distance for distance in OTHER_SEEDS]
     for values in (1, 2):
         if values > 1:
-            first, *_ = attempt(run, values)
-        for seed in seeds:
-            value, *_ = attempt(dataclasses.replace(run, seed=seed), values)
-            if value != first:
-                return
+            first, _ = _attempt(run, scratch, values)
+        others = (dataclasses.replace(run, seed=seed) for seed in seeds)
+        if any(_attempt(other, scratch, values)[0] != first for other in others):
+            return
     raise ConfigError(
         f"command: {{seed}}: {run.seed}, {', '.join(map(str, seeds))} print the same first two"
         f" values, the last of them {first}: the seed has no effect; allowed: a command that uses"
@@ -83,38 +81,31 @@ def _check_seed(attempt: _Attempts, run: CommandRun, first: float) -> None:
     )
 
 
-class _Attempts:
-    """Runs configurations to one of their first values, each in a folder of its own."""
+def _limit_s(run: CommandRun) -> float:
+    return max(PATIENCE_S, 2 * (run.budget_s or 0.0))
 
-    def __init__(self, run: CommandRun, scratch: Path) -> None:
-        self._scratch, self._count = scratch, 0
-        self.limit_s = PATIENCE_S if run.budget_s is None else max(PATIENCE_S, 2 * run.budget_s)
 
-    def __call__(self, run: CommandRun, values: int) -> tuple[float, float, str]:
-        """Return the last of so many values, the seconds before the first one, and the clock."""
-        folder, self._count = self._scratch / str(self._count), self._count + 1
-        trial = dataclasses.replace(
-            run,
-            folder=folder,
-            enough=values,
-            budget_s=self.limit_s,
-            timeout_s=run.definition.timeout_s,
-        )
-        point: Point | None = None
-        end: End | None = None
-        notes: list[Note] = []
-        for event in execute(trial, note=notes.append):
-            if isinstance(event, End):
-                end = event
-            else:
-                point = event
-        if point is None or end is None or end.status in (Status.ERROR, Status.OOM, Status.TIMEOUT):
-            reason = end.reason if end is not None else "it printed nothing"
-            reason = reason.replace(f" ({folder / LOG})", "")  # the folder goes with the check
-            words = " ".join(f"{name}={value}" for name, value in run.values.items())
-            raise ConfigError(f"command: with {words or 'no parameters'}: {reason}")
-        clock = next(note for note in notes if isinstance(note, Clocked))
-        return float(point[run.definition.objective]), clock.start_up_s, clock.kind
+def _attempt(run: CommandRun, scratch: str, values: int) -> tuple[float, Clocked]:
+    """Run a command to one of its first values, in a folder of its own; return the last of so many
+    values, and which seconds counted. Raises `ConfigError` where it fails."""
+    trial = dataclasses.replace(
+        run,
+        folder=(folder := Path(tempfile.mkdtemp(dir=scratch))),
+        enough=values,
+        budget_s=_limit_s(run),
+        timeout_s=run.definition.timeout_s,
+    )
+    notes: list[Note] = []
+    *points, end = execute(trial, note=notes.append)
+    assert isinstance(end, End)
+    if not points or end.status in (Status.ERROR, Status.OOM, Status.TIMEOUT):
+        reason = end.reason.replace(f" ({folder / LOG})", "")  # the folder goes with the check
+        words = " ".join(f"{name}={value}" for name, value in run.values.items())
+        raise ConfigError(f"command: with {words or 'no parameters'}: {reason}")
+    point, clock = points[-1], notes[-1]
+    assert isinstance(point, Point)
+    assert isinstance(clock, Clocked)
+    return float(point[run.definition.objective]), clock
 
 
 class WrittenFiles:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from tunediff.command import worktrees
-from tunediff.command.curve import Curve
 from tunediff.command.definition import CommandDefinition
 from tunediff.command.metrics import (
     MetricFile,
@@ -28,6 +27,67 @@ from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.target import EVALUATIONS, TIME_TO_TARGET, Approach, Evaluation
 from tunediff.core.trial_record import RESERVED, End
+
+POINTS = 20
+"""Points of a curve at most, at equal shares of the budget."""
+GROWTH = 1.05
+"""Least growth of the seconds from point to point where no budget ends the run."""
+
+
+class Curve:
+    """Takes every value as it comes, and gives out the points that are complete.
+
+    With a limit its seconds have `POINTS` equal shares: the last value in a share is its point, so
+    that curves of several runs have points at the same indices. Without one the points thin out
+    with time. In both the last value of a run is its last point.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._pending: Point | None = None
+        self._ready: list[Point] = []
+        self.last_s = 0.0
+        """Seconds of the last point that was complete."""
+        self.latest: Point | None = None
+
+    def resume(self, latest: Point | None, last_s: float) -> None:
+        """Go on where an earlier process had this value and this last complete point."""
+        self.latest, self.last_s = latest, last_s
+        self._pending = latest if latest is not None and latest.train_s > last_s else None
+
+    def add(self, point: Point) -> None:
+        """Take the next value, as a point whose index and fraction are set here."""
+        index, fraction = point.steps, 1.0
+        if self._limit_s is not None:
+            index = min(POINTS, 1 + int(point.train_s / self._limit_s * POINTS))
+            fraction = index / POINTS
+        if self._pending is not None and self._pending.index != index:
+            self._complete()
+        self._pending = self.latest = dataclasses.replace(point, index=index, fraction=fraction)
+
+    def _complete(self) -> None:
+        point, self._pending = self._pending, None
+        assert point is not None
+        if self._limit_s is not None or point.train_s >= GROWTH * self.last_s:
+            self._ready.append(point)
+            self.last_s = point.train_s
+
+    def take(self, elapsed_s: float) -> list[Point]:
+        """Return the points to whose share nothing can be added any more, each once."""
+        point = self._pending
+        if point is not None and self._limit_s is not None and point.index < POINTS:
+            share_ends_s = point.fraction * self._limit_s
+            if elapsed_s >= share_ends_s:
+                self._complete()
+        ready, self._ready = self._ready, []
+        return ready
+
+    def last(self) -> Point | None:
+        """Return the last value as the point at the end of the run; None: there was no value."""
+        if self.latest is None or self._limit_s is None:
+            return self.latest
+        return dataclasses.replace(self.latest, index=POINTS, fraction=1.0)
+
 
 OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", "MemoryError")
 
@@ -146,8 +206,10 @@ Note = Left | Clocked
 class RunReader:
     """Reads the lines of a run, and the file of its metrics; knows nothing of processes."""
 
-    def __init__(self, run: CommandRun, begun: float) -> None:
-        """`begun`: when the process was started, on a monotonic clock."""
+    def __init__(
+        self, run: CommandRun, begun: float, note: Callable[[Note], None] = lambda _: None
+    ) -> None:
+        """`begun`: when the process was started, on a monotonic clock; `note`: see `execute`."""
         definition = run.definition
         self.run, self.clock, self.curve = run, definition.clock(begun), Curve(run.limit_s)
         self._pattern = MetricPattern(definition.objective, definition.pattern, "pattern")
@@ -162,7 +224,7 @@ class RunReader:
             path = Path(definition.folder) / definition.metrics.format(folder=run.folder)
             self._file = MetricFile(path, run.resumed.position if run.resumed else 0, run.folder)
         self._others: dict[str, float] = {}
-        self.left: list[Left] = []
+        self._note = note
         self.unit: str | None = None
         self.split: str | None = None
         self.fault = ""
@@ -217,7 +279,7 @@ class RunReader:
         # One behind the value that ends the run would be of a run that goes on
         if path and (word == "ARTIFACT" or (word == "CHECKPOINT" and not self.is_enough)):
             state = self._state(now) if word == "CHECKPOINT" else None
-            self.left.append(Left(path.strip(), state))
+            self._note(Left(path.strip(), state))
         self.out_of_memory |= any(sign in line for sign in OUT_OF_MEMORY)
         values = declared(line)
         self._others |= {
@@ -300,11 +362,6 @@ class RunReader:
         """Return whether further values do not count."""
         return self.target_met or self.values >= (self.run.enough or math.inf)
 
-    def tell(self, note: Callable[[Note], None]) -> None:
-        """Pass on what is new beside points."""
-        while self.left:
-            note(self.left.pop(0))
-
     def clocked(self, now: float) -> Clocked:
         """Return which seconds counted."""
         clock = self.clock
@@ -327,7 +384,7 @@ def execute(
     run.folder.mkdir(parents=True, exist_ok=True)
     argv = run.argv(port := free_port())
     # Before the program may write its file of metrics: what is there then is not its own
-    reader = RunReader(run, time.monotonic())
+    reader = RunReader(run, time.monotonic(), note)
     try:
         process = CommandProcess(argv, run.folder, Path(definition.folder), run.environment(port))
     except OSError as error:
@@ -347,14 +404,13 @@ def execute(
             elif (ending := _ending(reader, now, stopped())) is not None:
                 signalled_at = now
                 process.signal(signal.SIGTERM)
-            reader.tell(note)
             yield from reader.curve.take(reader.clock.elapsed_s(now))
             left_s = reader.clock.remaining_s(run.limit_s or math.inf, now)
             process.wait_s = left_s if left_s > 0 and ending is None else POLL_S
         ended = signalled_at or time.monotonic()
     finally:
+        # A program that was interrupted may have saved its work
         code = process.finish(definition.grace_s if ending is None else 0.0, reader.read)
-        reader.tell(note)  # a program that was interrupted may have saved its work
     worktrees.refuse_others(run.folder, Path(definition.folder))
     if ending is None:
         reader.read_file(ended)

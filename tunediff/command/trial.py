@@ -1,23 +1,32 @@
-"""Run a command as a trial: its journal, and where a run that was interrupted goes on."""
+"""Run a command as a trial: its journal, where a run that was interrupted goes on, and the backend
+of comparisons, which has neither Ray nor torch nor templates."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import shlex
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
+from tunediff.command.check import WrittenFiles, shared
 from tunediff.command.run import Clocked, CommandRun, Left, Note, State, execute
-from tunediff.command.workload import CommandSystems, CommandWorkload
+from tunediff.command.workload import CommandSystems
+from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile
 from tunediff.core.trial_record import End
+from tunediff.tuning import resources
+from tunediff.tuning.at_once import RunDevice
+from tunediff.tuning.backend import Backend, Reported
+from tunediff.tuning.resources import Machine, Pool, ResourcePartition
+from tunediff.tuning.trial_spec import TrialSpec
 
 INTERRUPTED = "it was interrupted, and printed no CHECKPOINT to go on from"
 CHECKPOINT_EVENT = "checkpoint"
@@ -26,6 +35,10 @@ EVENTS: dict[type[Note], str] = {Left: CHECKPOINT_EVENT, Clocked: "clock"}
 TIMEOUT, LEAST_S = 10.0, 6.0
 """Factor of the longest process after which one that has not ended is ended; seconds that are taken
 for the longest one at least."""
+MARGIN_S = 5.0
+"""Seconds beyond the grace of a command in which an interrupted run has ended."""
+PAIR = 2
+"""Runs after which it is known which files the sides of a comparison write."""
 
 
 def run_of(
@@ -36,14 +49,13 @@ def run_of(
     It sees as many of the GPUs of this process as its command asks for. `threads`: its share of the
     cores; None: all, unless the user has chosen.
     """
-    workload = cfg.of(config)
-    assert isinstance(workload, CommandWorkload)
+    definition = config.definition
     own = dataclasses.fields(config.schema.knobs_type)
     values = cfg.flatten({field.name: _plain(getattr(config, field.name)) for field in own})
     devices = machine.gpus()
     return CommandRun(
-        workload.definition, values, config.seed, folder, budget_s,
-        devices=devices[: workload.definition.gpus or len(devices)],
+        definition, values, config.seed, folder, budget_s,
+        devices=devices[: definition.gpus or len(devices)],
         threads=machine.threads() if threads is None else threads,
     )  # fmt: skip
 
@@ -144,3 +156,66 @@ def artifacts(folder: Path) -> list[Path]:
             lines.append(line)
     chosen = [line for line in lines if line.get("state") is None] or lines[-1:]
     return [folder / path for path in dict.fromkeys(line["path"] for line in chosen)]
+
+
+# ---- comparisons
+class CommandBackend(Backend):
+    """Runs one command at a time, or one on each of equal devices of this machine."""
+
+    def __init__(
+        self, folder: Path, configs: Sequence[CommandSystems], run_devices: Sequence[RunDevice]
+    ) -> None:
+        """`folder`: of the comparison, whose `configs` run."""
+        self.interrupt_s = MARGIN_S + max(config.definition.grace_s for config in configs)
+        here, sizes = resources.local(), sorted({config.parallel.workers for config in configs})
+        # Whether it has as many GPUs as a command asks for was checked before
+        machine = Machine(max(here.cores, here.gpus, sizes[-1]), here.gpus)
+        count = len(run_devices) or 1
+        partition = ResourcePartition((machine,), tuple(sizes), False, count == 1, at_once=count)
+        self.devices = Pool(partition)
+        self._folder, self._run_devices = folder, run_devices
+        self._say: Callable[[str], None] = lambda line: None
+        self._lock, self._ended = threading.Lock(), 0
+        self._written: dict[Path, WrittenFiles] = {}
+
+    def run(self, spec: TrialSpec, check: Callable[[], bool]) -> Iterator[Reported]:
+        """Run a command, and yield its points; see `Backend.run`.
+
+        Raises `ConfigError` where runs at the same time write the same files.
+        """
+        config = spec.config
+        assert isinstance(config, CommandSystems)
+        command = run_of(config, spec.folder, spec.budget.seconds)
+        if self._run_devices:
+            device = self._run_devices[spec.run_device]
+            device.pin()
+            gpus = () if device.gpu is None else (device.gpu,)
+            command = dataclasses.replace(command, devices=gpus, threads=device.threads)
+        with self._lock:
+            runs_in = Path(command.definition.folder)
+            if self._ended < PAIR and runs_in not in self._written:
+                self._written[runs_in] = WrittenFiles(runs_in, self._folder)
+        spec.begin()
+        for event in run(command, check):
+            if isinstance(event, Point):
+                yield event.flat
+        with self._lock:
+            self._ended += 1
+            if self._ended == PAIR:
+                self._look_at_written()
+
+    def _look_at_written(self) -> None:
+        """Warn of files that the first pair has written beside the folders of its runs, in the same
+        or in two working folders. Raises `ConfigError` where both write them at the same time."""
+        names = sorted({name for files in self._written.values() for name in files.names()})
+        if names and self._run_devices and len(self._written) == 1:
+            raise ConfigError(
+                f"--parallel: {shared(names)}: both sides write them at the same time; allowed:"
+                " files in {folder}, or no --parallel"
+            )
+        if names:
+            self._say(f"WARNING: {shared(names)}; runs may overwrite each other's files")
+
+    def say_through(self, say: Callable[[str], None]) -> None:
+        """Call `say` with what concerns the files that runs write."""
+        self._say = say

@@ -16,9 +16,8 @@ from typing import Annotated, Any, ClassVar
 import yaml
 from annotated_types import Ge, Lt
 
-from tunediff.command.curve import POINTS
-from tunediff.command.definition import FILE, CommandDefinition
-from tunediff.command.words import honesty
+from tunediff.command.definition import FILE, CommandDefinition, honesty
+from tunediff.command.run import POINTS
 from tunediff.config import systems
 from tunediff.config.code import Code
 from tunediff.config.files import FORMAT_KEY, to_yaml
@@ -51,16 +50,22 @@ class CommandSystems(Configuration):
         return self.parallel.workers
 
     @property
-    def parallel(self) -> systems.Parallel:
-        """Return what places a run: its GPUs belong to one process, that of the command."""
+    def definition(self) -> CommandDefinition:
+        """Return how its command is run and judged."""
         workload = find(self.schema.workload)
         assert isinstance(workload, CommandWorkload)
-        gpus = workload.definition.gpus
+        return workload.definition
+
+    @property
+    def parallel(self) -> systems.Parallel:
+        """Return what places a run: its GPUs belong to one process, that of the command."""
+        gpus = self.definition.gpus
         return systems.Parallel(workers=gpus, strategy="dp") if gpus > 1 else systems.Parallel()
 
 
 TAKEN = (
     "loader", "precision", "memory", "compile", "parallel", "evaluation", "devices", "workload",
+    "definition",
     "knobs", "schema", "sections",
 )  # fmt: skip
 """Names that configurations have for something else."""

@@ -18,7 +18,7 @@ from tunediff.ray_backend import cluster
 from tunediff.ray_backend.cluster import beside
 from tunediff.ray_backend.slot import CALLS_OF_A_RANK, NAMESPACE, OTHER_CALLS, RaySlot, SlotActor
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.backend import Reported
+from tunediff.tuning.backend import Backend, Reported
 from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 from tunediff.tuning.templates import SharedTemplates
 from tunediff.tuning.trial import run_trial_on_slot
@@ -94,10 +94,8 @@ WIDTH = 200
 """Characters of a task's name on the dashboard."""
 
 
-class RayBackend:
+class RayBackend(Backend):
     """The slots of a session, as many actors as trials have run at once; a `Backend`."""
-
-    interrupt_s = 0.0  # the end of the connection to Ray ends the processes
 
     def __init__(
         self, folder: Path, share: ResourcePartition, of_cluster: bool = False,

@@ -1,12 +1,13 @@
 """The protocol of what runs trials: processes on devices, started, listened to and stopped.
 
 It has three implementations: `local.LocalBackend` on this machine without Ray, `CommandBackend` for
-commands (`command/backend.py`), and `ray_backend.RayBackend` on a Ray cluster. Imports neither
+commands (`command/trial.py`), and `ray_backend.RayBackend` on a Ray cluster. Imports neither
 torch nor Ray.
 """
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -61,29 +62,31 @@ class Slot(Protocol):
         """Return those of these nodes that are not alive any more."""
 
 
-class Backend(Protocol):
-    """The devices of a session, and the slots that run trials on them."""
+class Backend(abc.ABC):
+    """The devices of a session, and what runs trials on them."""
 
     devices: Pool
-    device: str
+    device = "cpu"
     """What trials train on: "cuda" or "cpu"."""
-    interrupt_s: float
+    interrupt_s = 0.0
     """Seconds that a run has to end by itself in after `check` has raised `Interrupted`."""
 
+    @abc.abstractmethod
     def run(self, spec: TrialSpec, check: Callable[[], bool]) -> Iterator[Reported]:
         """Run a trial that has its devices, and yield its points; its journal has its end then.
 
         Calls `check` again and again, which returns False, or raises `Interrupted`.
         """
 
-    def release(self, spec: TrialSpec) -> None:
+    def release(self, spec: TrialSpec) -> None:  # noqa: B027
         """Note that a trial is over: what is left of it, such as a stopped one, ends."""
 
-    def say_through(self, say: Callable[[str], None]) -> None:
+    def say_through(self, say: Callable[[str], None]) -> None:  # noqa: B027
         """Call `say` with the notes on the machines now, and later with what changes."""
 
-    def show(self, slot: int, line: str) -> None:
+    def show(self, slot: int, line: str) -> None:  # noqa: B027
         """Show what happens on a slot, where the backend has pages for that."""
 
     def listeners(self, folder: Path, space: SearchSpace) -> Sequence[Listener]:
         """Return what shows the trials of a search on these pages."""
+        return ()

@@ -8,13 +8,11 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tunediff.core.listeners import Listener
 from tunediff.core.template import TemplateError
 from tunediff.core.template_ask import rank_variables
-from tunediff.search_space import SearchSpace
 from tunediff.tuning import mailbox
 from tunediff.tuning.at_once import RunDevice
-from tunediff.tuning.backend import Reported
+from tunediff.tuning.backend import Backend, Reported
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.resources import Pool, ResourcePartition
 from tunediff.tuning.templates import SharedTemplates, Templates, kept
@@ -27,11 +25,9 @@ TRIALS = "trials"
 """Purpose of kept templates: measuring before a comparison uses them too."""
 
 
-class LocalBackend:
-    """What runs on this machine; a `Backend`. It has one slot, or one for each of equal devices of
+class LocalBackend(Backend):
+    """What runs on this machine; it has one slot, or one for each of equal devices of
     the machine; a slot trains one job at a time, in a thread for each rank."""
-
-    interrupt_s = 0.0  # `close` ends the processes
 
     def __init__(
         self, folder: Path, partition: ResourcePartition, workloads: Sequence[str],
@@ -56,19 +52,6 @@ class LocalBackend:
         for slot in self._slots:
             slot.wait_until_prepared()
         return self._slots[spec.run_device]
-
-    def release(self, spec: TrialSpec) -> None:
-        """Do nothing: no trial is stopped early here."""
-
-    def say_through(self, say: Callable[[str], None]) -> None:
-        """Do nothing: one machine needs no notes, and nothing waits for it."""
-
-    def show(self, slot: int, line: str) -> None:
-        """Do nothing: there are no pages."""
-
-    def listeners(self, folder: Path, space: SearchSpace) -> Sequence[Listener]:
-        """Return none."""
-        return ()
 
     def close(self) -> None:
         """End all processes."""
