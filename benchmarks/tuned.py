@@ -34,7 +34,7 @@ from scipy import stats
 
 from tunediff import cli, search_space
 from tunediff import config as cfg
-from tunediff.analysis import sequential
+from tunediff.analysis.sequential import Rules, analyse
 from tunediff.analysis.statistics import Difference
 from tunediff.core.clock import Budget
 from tunediff.core.outcomes import Verdict
@@ -200,7 +200,7 @@ def show(table: Path) -> str:
             continue  # the measurement is under way
         names = ["uniform", *(name for name in finals.index if name != "uniform")]
         values = finals.loc[names].to_numpy()
-        differences = sequential.look(np.asarray(values, float), values.shape[1]).differences
+        differences = analyse(np.asarray(values, float), Rules(values.shape[1])).differences
         for place, name in enumerate(names):
             here = finals.loc[name].dropna()
             versus = "" if place == 0 else ratio(differences[place - 1])

@@ -18,9 +18,10 @@ from tests.json_schemas import validate
 from tests.tuning.asked import AskedBackend
 from tunediff import ConfigError, TunediffError, compare, run_comparison
 from tunediff import config as cfg
-from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import BEFORE_THE_PAIRS
+from tunediff.analysis import sides
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.sequential import Rules
+from tunediff.analysis.sides import BEFORE_THE_PAIRS
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.judge import frozen_code
@@ -55,7 +56,7 @@ def here(tmp_path, monkeypatch, this_machine, backend_is):
 def asked(*given, name="x"):
     """The folder that these words make, with the sides in it."""
     assert compare.main([*given, "--name", name, "--no-check", "--quiet"]) == 1  # where Ray would start
-    return pairs.read(Path("ray_results", name).absolute())
+    return Comparison.read(Path("ray_results", name).absolute())
 
 
 # ------------------------------------------------------------------------------------------------------------- parsing
@@ -79,19 +80,19 @@ def test_what_is_asked(given, a, b):
     rules = ["--pairs", "5", "--within", "2%", "--level", "0.01", "--one-sided", "--fixed"]
     rules += [] if "seed=7" in given else ["--seed", "500"]
     found = asked(*given, "--budget", "2m", *rules, "--compile", "free")
-    assert found.rules == Rules(0.01, one_sided=True, fixed=True)
+    assert found.rules == Rules(5, 0.01, one_sided=True, fixed=True, within=0.02)
     base = cfg.override(cfg.baseline("digits"), {"seed": 500})
     assert [cfg.differences(config, base) for config in found.configs] == [a, b]
-    assert (found.budget_s, found.max_pairs, found.compile_charged) == (120, 5, False)
-    assert found.within == pytest.approx(0.02)
-    assert (found.runs, found.over) == ([], False)
+    limits = sides.limits(found)
+    assert (limits.per_trial_s, limits.compile_charged) == (120, False)
+    assert (found.runs, found.ended) == ([], False)
 
 
 def test_without_options():
     found = asked("digits", "optimizer.lr=2e-3")
     assert found.names == ("digits", "digits optimizer.lr=2e-3")
-    assert (found.budget_s, found.max_pairs, found.within, found.compile_charged) == (60, 12, None, True)
-    assert asked("digits_classifier", "seed=99", "--within", "0.01", name="y").within == 0.01, "in its units"
+    assert (found.rules, sides.limits(found).per_trial_s) == (Rules(12), 60)
+    assert asked("digits_classifier", "seed=99", "--within", "0.01", name="y").rules.within == 0.01, "in its units"
 
 
 def git(*given):
@@ -119,7 +120,7 @@ def test_another_revision_brings_what_it_imports(repository):
     assert [Path(module.__file__).parent.parts[-3:] for module in modules] != [repository.parts[-3:]] * 2
     texts = [(found.folder / side / "workload" / "helper.py").read_text() for side in "AB"]
     assert texts == ["SIDE = 'old'\n", "SIDE = 'new'\n"]
-    assert found.changed == {}
+    assert sides.changed(found) == {}
     assert "files that it imports differ" in report._changes(found)
 
 
@@ -139,7 +140,7 @@ def test_a_preset_of_another_revision(repository):
     Path("mine.py").write_text(PLAIN.replace('{"width": 16}', '{"width": 4}'))
     found = asked("mine.py:large@HEAD", "mine.py:large", "lr=0.1")
     assert [config.knobs.width for config in found.configs] == [16, 4]
-    assert found.changed == {"width": 4, "lr": 0.1}
+    assert sides.changed(found) == {"width": 4, "lr": 0.1}
 
 
 def test_a_file_of_a_package_brings_its_package(repository):
@@ -256,9 +257,9 @@ def test_quiet_says_the_result_and_json_nothing_else(backend, capsys):
     assert compare.main(four) == 0
     out = capsys.readouterr().out
     assert json.loads(out)["comparison"] == "y"
-    told = pairs.read(Path("ray_results/y"))
-    assert [run.budget_s for run in told.runs[0]] == [60.0, 30.0], "two workers share the device-seconds"
-    assert told.clock.along == told.runs[0][1].along == "device_s"
+    told = Comparison.read(Path("ray_results/y"))
+    assert [run.budget_s for run in told.rounds[0]] == [60.0, 30.0], "two workers share the device-seconds"
+    assert sides.clock(told).along == told.rounds[0][1].along == "device_s"
 
 
 def test_seconds_to_a_target(backend, capsys):
@@ -327,7 +328,7 @@ def test_compare_dry_run_says_the_cost_and_leaves_nothing(measured, capsys):
 def test_changes_of_side_b_replace_knobs_of_a():
     with pytest.raises(TunediffError, match="nothing runs in this test"):
         run_comparison(("digits", {"optimizer.lr": 1e-3}, "loader.workers=0"), {"optimizer.lr": 3e-3}, name="x")
-    a, b = (config.optimizer.lr for config in pairs.read(Path("ray_results/x")).configs)
+    a, b = (config.optimizer.lr for config in Comparison.read(Path("ray_results/x")).configs)
     assert (a, b) == (1e-3, 3e-3)
 
 
@@ -337,8 +338,9 @@ def test_a_configuration_is_compared_with_itself_on_other_seeds(capsys):
     assert found.names == ("digits loader.batch_size=64", "digits loader.batch_size=64 on other seeds")
     a, b = found.configs
     assert b.seed - a.seed == frozen_code.TWIN_DISTANCE
-    assert (found.changed, found.code["drawn"]) == ({}, True)
-    assert found.code["A"]["digest"] == found.code["B"]["digest"]
+    code = sides.content(found.folder, sides.CODE)
+    assert (sides.changed(found), code["drawn"]) == ({}, True)
+    assert code["A"]["digest"] == code["B"]["digest"]
     assert compare.main(["digits", "cifar10", "--equal"]) == 2, "one alone is equal to itself"
 
 

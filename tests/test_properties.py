@@ -13,7 +13,7 @@ from optuna.trial import FixedTrial
 from tests.helpers import point, toy
 from tunediff import config as cfg
 from tunediff import search_space
-from tunediff.analysis.sequential import look
+from tunediff.analysis.sequential import Rules, analyse
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal, to_json
 from tunediff.core.trial_record import End, events, read_trial
@@ -183,22 +183,24 @@ def verdicts(test):
 def test_the_order_of_rivals_decides_nothing(values, random):
     order = [*range(1, len(values))]
     random.shuffle(order)
-    named, *rest = verdicts(look(values, 8))
-    shuffled, *others = verdicts(look(values[[0, *order]], 8))
+    named, *rest = verdicts(analyse(values, Rules(8)))
+    shuffled, *others = verdicts(analyse(values[[0, *order]], Rules(8)))
     assert (shuffled, others) == ([named[row - 1] for row in order], rest)
 
 
 @examples
 @given(comparisons(), st.sampled_from([1e-6, 0.25, 3.0, 1e6]), st.booleans())
 def test_units_decide_nothing(values, unit, ratios):
-    assert verdicts(look(values * unit, 8, ratios=ratios)) == verdicts(look(values, 8, ratios=ratios))
+    assert verdicts(analyse(values * unit, Rules(8), ratios=ratios)) == verdicts(
+        analyse(values, Rules(8), ratios=ratios)
+    )
 
 
 @examples
 @given(comparisons(), st.sampled_from([0.0, -3.0, 10.0]))
 def test_sign_and_offset_decide_nothing_about_differences(values, offset):
-    test = look(values, 8, ratios=False)
-    turned = look(offset - values, 8, lower_is_better=False, ratios=False)
+    test = analyse(values, Rules(8), ratios=False)
+    turned = analyse(offset - values, Rules(8), lower_is_better=False, ratios=False)
     assert verdicts(turned) == verdicts(test)
     for a, b in zip(test.differences, turned.differences, strict=True):
         assert (a.estimate is None) == (b.estimate is None)
@@ -209,13 +211,13 @@ def test_sign_and_offset_decide_nothing_about_differences(values, offset):
 @given(comparisons())
 def test_the_inverse_of_a_ratio_decides_as_the_ratio(values):
     """A time and a rate: lower is better of one, higher of the other."""
-    assert verdicts(look(1 / values, 8, lower_is_better=False)) == verdicts(look(values, 8))
+    assert verdicts(analyse(1 / values, Rules(8), lower_is_better=False)) == verdicts(analyse(values, Rules(8)))
 
 
 @examples
 @given(comparisons())
 def test_an_interval_holds_its_estimate_and_excludes_the_baseline_only_with_a_verdict(values):
-    for difference in look(values, 8).differences:
+    for difference in analyse(values, Rules(8)).differences:
         if difference.low is not None:
             assert difference.low <= difference.estimate <= difference.high
             outside = not difference.low <= 1 <= difference.high

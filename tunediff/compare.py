@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import cli
-from tunediff.analysis import pairs
+from tunediff.analysis import sides as side_files
+from tunediff.analysis.comparison import Comparison
 from tunediff.api import command_setup, compare_run, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_setup import CompareOptions
@@ -107,9 +108,9 @@ def concerns_commands(words: Sequence[str]) -> bool:
     with contextlib.suppress(argparse.ArgumentError):
         found, _ = parser.parse_known_args(words)
         if found.reproduce is not None:
-            return pairs.of_commands(found.reproduce)
+            return side_files.of_commands(found.reproduce)
         if found.resume is not None:
-            return pairs.of_commands(Path(found.storage) / found.resume)
+            return side_files.of_commands(Path(found.storage) / found.resume)
     return False
 
 
@@ -129,13 +130,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         from tunediff.report import pairs as report  # imports matplotlib
 
         with writing("--comment", options.comment):
-            write_text(options.comment, report.comment(pairs.read(folder)))
+            write_text(options.comment, report.comment(Comparison.read(folder)))
     with contextlib.suppress(OSError):  # its exit code says it too
         if options.json:
             cli.print_json(pair_summary.as_json(folder))
         else:
             print("\n".join(pair_summary.lines(folder)), flush=True)
-    code = EXITS.get(pairs.read(folder).verdict, cli.FAILED)
+    code = EXITS.get(Comparison.read(folder).verdict, cli.FAILED)
     return cli.OK if code == NO_DIFFERENCE and options.fail_on == "worse" else code
 
 

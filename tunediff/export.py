@@ -138,7 +138,8 @@ def _measured(results: Results, trial: TrialRecord) -> list[str]:
         lines.append(f"{reached}{of_baseline}")
     facts = evidence.read(results)
     if facts.confirmation is not None and (
-        facts.is_baseline(trial) or facts.confirmation.of(trial) is facts.confirmation.leader
+        facts.is_baseline(trial)
+        or facts.confirmation.candidate_of(trial) is facts.confirmation.leader
     ):
         lines += sentences(facts.confirmation)
     elif not facts.is_baseline(trial) and not facts.better(trial):

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verified = not any(checked.faults for checked in folders)
     seen = dict[tuple[float, ...], Path]()
     for checked in folders:
-        started = tuple(run.started for run in checked.test.begun)
+        started = tuple(run.started for run in checked.comparison.runs)
         if (first := seen.setdefault(started, checked.folder)) is not checked.folder:
             checked.notes.append(f"has the runs of {first}: both are one result")
     if options.json:

@@ -38,7 +38,7 @@ from scipy import special
 from benchmarks.believe.noise import REFERENCE, Drawn, Measured, Numbers, sources
 from tunediff import cli
 from tunediff.analysis import statistics
-from tunediff.analysis.sequential import look
+from tunediff.analysis.sequential import Rules, analyse
 from tunediff.core import text
 from tunediff.core.outcomes import Verdict
 from tunediff.core.refusals import allow, writing
@@ -63,8 +63,8 @@ def looks(gains: Numbers, patient: bool = False) -> Decisions:
     for row, gain in enumerate(gains):
         values = np.exp(np.stack([np.zeros(len(gain)), -gain]))
         for many in range(1, len(gain) + 1):
-            test = look(values[:, :many], len(gain))
-            if test.over and not (patient and test.state == "hopeless"):
+            test = analyse(values[:, :many], Rules(len(gain)))
+            if test.ended and not (patient and test.state == "hopeless"):
                 break
         verdicts[row] = {Verdict.BETTER: 1, Verdict.WORSE: -1}.get(test.differences[0].verdict, 0)
         pairs[row] = many

@@ -17,7 +17,7 @@ import pandas as pd
 
 from benchmarks.believe.noise import REFERENCE, Numbers
 from tunediff.analysis import confirming_runs
-from tunediff.analysis.sequential import Look, Rules, look
+from tunediff.analysis.sequential import InterimAnalysis, Rules, analyse
 from tunediff.analysis.statistics import LEVEL
 from tunediff.core.outcomes import Verdict
 
@@ -70,15 +70,15 @@ SDS = (
 ITEMS = (2, 4, 6, 10, 20)
 
 
-def until_over(values: Numbers, **options: Any) -> Look:
-    """Return the look at which a comparison ends."""
+def until_over(values: Numbers, rules: Rules, **options: Any) -> InterimAnalysis:
+    """Return the interim analysis at which a comparison ends."""
     for many in range(1, values.shape[1] + 1):
-        if (test := look(values[:, :many], values.shape[1], **options)).over:
+        if (test := analyse(values[:, :many], rules, **options)).ended:
             break
     return test
 
 
-def shares(looks: Iterator[Look]) -> dict[str, float]:
+def shares(looks: Iterator[InterimAnalysis]) -> dict[str, float]:
     """Return how many comparisons call any rival better, the first one better, any one worse, and their rounds."""
     rows = []
     for test in looks:
@@ -106,11 +106,11 @@ def of_noise(
 ) -> dict[str, Any]:
     """Return what comparisons say of rivals with such standard deviations; the first is better by `gain` sd."""
 
-    def drawn() -> Iterator[Look]:
+    def drawn() -> Iterator[InterimAnalysis]:
         for _ in range(times):
             off = NOISES[noise](rng, (1 + len(sds), MOST)) * np.array([1.0, *sds])[:, None]
             off[1] -= gain
-            yield until_over(np.exp(SD * off), rules=Rules(level))
+            yield until_over(np.exp(SD * off), Rules(MOST, level))
 
     return {"part": "noise", "noise": noise, "sds": ", ".join(f"{sd:g}" for sd in sds), "gain": gain, "level": level,
             "times": times, **shares(drawn())}  # fmt: skip
@@ -119,14 +119,25 @@ def of_noise(
 def of_rules(rules: Rules, gain: float, times: int, rng: np.random.Generator) -> dict[str, Any]:
     """Return what comparisons of two sides say by such rules; B is better by `gain` sd."""
     drawn = (rng.standard_normal((2, MOST)) - [[0], [gain]] for _ in range(times))
-    looks = (until_over(np.exp(SD * off), rules=rules) for off in drawn)
-    return {"part": "rules", "gain": gain, "times": times, **vars(rules), **shares(looks)}
+    looks = (until_over(np.exp(SD * off), rules) for off in drawn)
+    return {
+        "part": "rules",
+        "gain": gain,
+        "times": times,
+        "level": rules.level,
+        "one_sided": rules.one_sided,
+        "fixed": rules.fixed,
+        **shares(looks),
+    }
 
 
 def of_items(items: int, times: int, rng: np.random.Generator) -> dict[str, Any]:
     """Return what comparisons say of accuracies of a hundred items, of which so many are right by chance."""
     values = ((90 + rng.binomial(items, 0.5, (2, MOST))) / 100 for _ in range(times))
-    looks = (until_over(accuracies, lower_is_better=False, ratios=False) for accuracies in values)
+    looks = (
+        until_over(accuracies, Rules(MOST), lower_is_better=False, ratios=False)
+        for accuracies in values
+    )
     return {"part": "coarse", "items": items, "times": times, **shares(looks)}
 
 
@@ -139,7 +150,7 @@ def of_confirmations(confirmations: int, times: int, rng: np.random.Generator) -
     named = 0
     for _ in range(times):
         tests = (
-            until_over(np.exp(SD * rng.standard_normal((4, MOST))), rules=Rules(level))
+            until_over(np.exp(SD * rng.standard_normal((4, MOST))), Rules(MOST, level))
             for level in levels
         )
         named += any(one.verdict == Verdict.BETTER for test in tests for one in test.differences)

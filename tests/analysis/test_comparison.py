@@ -10,7 +10,7 @@ from scipy import stats
 
 from tunediff import analysis, search, search_space
 from tunediff import config as cfg
-from tunediff.analysis.comparison import compare
+from tunediff.analysis.comparison import over_seeds
 from tunediff.analysis.statistics import differences, holm
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Verdict
@@ -157,7 +157,7 @@ def found(tmp_path_factory):
 
 
 def test_the_table_says_who_is_better_and_what_it_costs(found):
-    compared = compare(found)
+    compared = over_seeds(found)
     table = compared.table().set_index("configuration")
     assert list(table.index)[:2] == ["baseline", "weighting.name=min_snr"]
     assert list(table["verdict"]) == [
@@ -185,31 +185,32 @@ def test_table_keeps_knobs_with_the_names_of_its_columns(tmp_path):
     found = finished(tmp_path / "night")
     for trial in found.trials:
         trial.drawn.update({"p": 0.25} if trial.drawn["timesteps.name"] == "speed" else {})
-    compared = compare(found)
+    compared = over_seeds(found)
     table = compared.table().set_index("configuration")
     assert list(table["knobs.p"].dropna()) == [0.25, 0.25]
-    assert list(table["p"].dropna()) == [p for group in compared.rivals if (p := group.difference.p) is not None]
+    assert list(table["p"].dropna()) == [p for group in compared.challengers if (p := group.difference.p) is not None]
     assert "knobs.timesteps.name" not in table
 
 
 def test_runs_that_failed_are_missing_not_bad(tmp_path):
-    compared = compare(finished(tmp_path / "night", failed=(4, 10, 9), left_out=2))
+    compared = over_seeds(finished(tmp_path / "night", failed=(4, 10, 9), left_out=2))
     table = compared.table().set_index("configuration")
     assert list(table["finished"]) == [3, 3, 3, 2, 0, 2]
     assert list(table["failures"]) == [0, 0, 0, 1, 2, 0]
     assert list(table["verdict"])[3:5] == [Verdict.FAILS, Verdict.FAILS]
     assert math.isnan(table.loc["timesteps.name=speed", "frechet_mean"])
-    assert conclusions(compared)[-2].startswith(
+    assert conclusions(compared)[-3].startswith(
         "Not tested, since they fail on some seeds: timesteps.name=stratified w"
     )
+    assert list(table["verdict"])[1:3] == [Verdict.OPEN] * 2, "two trials are left to run"
     assert "failed on 1 of 3 seeds" in plain_table(comparison_table(compared, compact=True))
 
 
 def test_without_a_baseline_nothing_is_compared(tmp_path):
     none = finished(tmp_path / "failed", failed=(0, 6, 12))
-    assert {group.difference.verdict for group in compare(none).rivals} == {Verdict.TOO_FEW}
+    assert {group.difference.verdict for group in over_seeds(none).challengers} == {Verdict.TOO_FEW}
     empty = finished(tmp_path / "empty", left_out=18)
-    assert (len(compare(empty).table()), conclusions(compare(empty))) == (0, [])
+    assert (len(over_seeds(empty).table()), conclusions(over_seeds(empty))) == (0, [])
     outputs.write_all(none)
     outputs.write_all(empty)
 

@@ -10,7 +10,8 @@ import pytest
 
 from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
-from tunediff.analysis import confirmation, confirming_runs, evaluating, evidence, statistics
+from tunediff.analysis import confirming_runs, evaluating, evidence, statistics
+from tunediff.analysis.speed import speedup
 from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
@@ -61,7 +62,7 @@ def searched(tmp_path, ends, **changes):
 def confirmed(found, ends, final=None):
     folder, wanted = confirming.prepare(found)
     write_trials(folder, wanted, ends, final)
-    return confirmation.confirm(found, analysis.read(folder))
+    return confirming_runs.confirm(found, analysis.read(folder))
 
 
 def noise(size, seed, sd=0.05):
@@ -198,9 +199,9 @@ def test_a_planted_winner_is_named(tmp_path):
         r"^confirmed: yes\nwinner: loader\.batch_size=64\nconfirmed_value: 1\.\d+ ± 0\.\d+$", printed, re.M
     )
     assert 0.5 < told.winner.difference.low < 0.6 < told.winner.difference.high < 0.7
-    assert told.over
-    speedup = told.compared.speedup(told.winner)
-    assert (speedup.runs, 1 < speedup.low < speedup.mean < speedup.high) == (4, True)
+    assert told.ended
+    found = speedup(told, told.winner)
+    assert (found.runs, 1 < found.low < found.mean < found.high) == (4, True)
     assert sentences(told)[0].startswith("loader.batch_size=64 wins")
     assert plain_table(confirmation_table(told)).splitlines()[2].startswith("loader.batch_size=64")
 
@@ -221,7 +222,7 @@ def test_a_finalist_that_never_reaches_the_baseline_has_no_speedup(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0))
     told = confirmed(found, lambda size, seed: 2.0 if size == 128 else 3.0)
     assert told.winner is None
-    assert told.compared.speedup(told.leader) == "4 seeds do not show it to be better than the baseline"
+    assert speedup(told, told.leader) == "4 seeds do not show it to be better than the baseline"
 
 
 def test_estimates():
@@ -249,14 +250,14 @@ def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
     assert told.metric == "final_frechet"
     assert told.winner.changed == {"loader.batch_size": 256}
     assert summary.values(evidence.Evidence(found, told), 1.0)["confirmed_value"] == pytest.approx(1.2, abs=0.05)
-    assert told.compared.speedup(told.winner).runs == 3  # by the curves
+    assert speedup(told, told.winner).runs == 3  # by the curves
 
 
 def test_the_leader_is_named_unless_another_is_clearly_ahead_of_it(tmp_path):
     """Both are better than the baseline: the first was chosen before these runs, the second would be by them."""
     found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
     near = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.9}.get(size, 2.0) * noise(size, seed))
-    assert np.mean(near.values(near.compared.rivals[1])) < np.mean(near.values(near.winner))
+    assert np.mean(near.challengers[1].outcome.values) < np.mean(near.winner.outcome.values)
     assert near.winner.changed == {"loader.batch_size": 64}
     assert "picked" not in " ".join(sentences(near))
 
@@ -266,7 +267,7 @@ def test_a_baseline_that_alone_has_run_decides_nothing(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0))
     folder, wanted = confirming.prepare(found)
     write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:1]), lambda size, seed: 2.0)
-    assert not confirmation.confirm(found, analysis.read(folder)).over
+    assert not confirming_runs.confirm(found, analysis.read(folder)).ended
 
 
 def fail(folder, name, status="timeout", **more):
@@ -291,7 +292,7 @@ def test_lost_confirming_runs_are_left_unless_it_is_decided(tmp_path, rounds, na
     found, folder, wanted = confirmed_by_64(tmp_path, rounds)
     for name in names:
         fail(folder, name, "error", process_died=process_died)
-    assert confirmation.confirm(found, analysis.read(folder)).over
+    assert confirming_runs.confirm(found, analysis.read(folder)).ended
     assert confirming.left(found, folder, wanted) == confirming.pending(found.folder, found.space) == left
 
 
@@ -322,9 +323,9 @@ def test_a_finalist_that_fails_in_the_last_round_takes_no_verdict_from_the_other
     folder, wanted = confirming.prepare(found)
     write_trials(folder, wanted, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0) * noise(size, seed))
     fail(folder, "t0008")
-    told = confirmation.confirm(found, analysis.read(folder))
+    told = confirming_runs.confirm(found, analysis.read(folder))
     assert told.winner.changed == {"loader.batch_size": 64}
-    assert told.compared.rivals[1].difference.verdict == Verdict.FAILS
+    assert told.challengers[1].difference.verdict == Verdict.FAILS
     assert not confirming.pending(found.folder, found.space)
 
 

@@ -191,11 +191,7 @@ def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tm
     best = found.leader
     assert best.value("frechet") == 1.0
     assert found.no_baseline(best) == clause
-    assert (
-        (found.time_to_target_speedup(best) is None)
-        == (evidence.read(found).seconds_to_baseline(best) is None)
-        == bool(clause)
-    )
+    assert (found.speedup(best) is None) == (evidence.read(found).seconds_to_baseline(best) is None) == bool(clause)
     block = summary.values(evidence.read(found), 100.0)
     assert (block["speedup_unknown"], block["speedup"]) == ((clause, None) if clause else (None, 2.0))
     assert (block["seconds_to_baseline"] is None) == (block["noise"] is None) == bool(clause)

@@ -25,10 +25,10 @@ def upwards(found):
 
 def test_a_finished_baseline_is_what_a_speedup_is_measured_by(found):
     best = found.leader
-    assert found.time_to_target_speedup(best) == pytest.approx(20 / (5 + 5 / 1.2))
-    assert found.time_to_target_speedup(found.baseline) == 1.0
+    assert found.speedup(best).ratio == pytest.approx(20 / (5 + 5 / 1.2))
+    assert found.speedup(found.baseline).ratio == 1.0
     found.baseline.end = End("nan")
-    assert (found.time_to_target_speedup(best), found.versus_baseline(best)) == (None, None)
+    assert (found.speedup(best), found.versus_baseline(best)) == (None, None)
 
 
 def test_best_and_front_follow_the_direction(found):
@@ -124,7 +124,7 @@ def test_four_devices_are_compared_with_one_by_the_seconds_of_all(tmp_path, unit
     """It is as good as the baseline at its end after 2.5 s on four devices: 10 device-seconds instead of 20."""
     found = shared_seconds(tmp_path / "night", unit)
     other = found.trials[1]
-    assert found.time_to_target_speedup(other) == pytest.approx(ratio)
+    assert found.speedup(other).ratio == pytest.approx(ratio)
     assert [trial.budget_s for trial in found.trials] == ([20.0, 5.0] if unit == "device" else [20.0, 20.0])
     assert [seconds for seconds, _ in analysis.curve(other, "frechet")] == (
         [5.0, 10.0, 20.0] if unit == "device" else [1.25, 2.5, 5.0]

@@ -8,16 +8,17 @@ import pytest
 import scipy.stats
 
 from tunediff.analysis import confirming_runs, error_spending
-from tunediff.analysis.sequential import Rules, look
+from tunediff.analysis.sequential import Rules, analyse
 from tunediff.analysis.statistics import value_step
 from tunediff.core.outcomes import Verdict
 
 
-def until_over(values, **options):
-    """The look at which whoever looks after every round stops."""
-    for rounds in range(error_spending.first_look(values.shape[1]), values.shape[1] + 1):
-        told = look(values[:, :rounds], values.shape[1], **options)
-        if told.over:
+def until_ended(values, level=0.05, one_sided=False, **options):
+    """The interim analysis at which whoever tests after every round stops."""
+    rules = Rules(values.shape[1], level, one_sided)
+    for rounds in range(error_spending.first_analysis(values.shape[1]), values.shape[1] + 1):
+        told = analyse(values[:, :rounds], rules, **options)
+        if told.ended:
             return told
     return told
 
@@ -25,21 +26,21 @@ def until_over(values, **options):
 def test_an_interval_that_is_not_determined_is_not_hopeless():
     """Its mean is near 0 by chance: with the same noise nine pairs were better by a third."""
     three = np.exp([[0.0, 0.0, 0.0], [0.67, -0.34, -0.53]])
-    assert look(three, 12).state == "open"
-    assert look(three, 3).state == "spent"
+    assert analyse(three, Rules(12)).state == "open"
+    assert analyse(three, Rules(3)).state == "spent"
 
 
 def test_values_that_never_differ_are_hopeless_at_the_first_look():
-    told = until_over(np.full((2, 12), 2.0))
+    told = until_ended(np.full((2, 12), 2.0))
     assert (told.rounds, told.state) == (error_spending.FIRST, "hopeless")
-    assert until_over(np.full((3, 12), 2.0)).rounds == error_spending.FIRST
+    assert until_ended(np.full((3, 12), 2.0)).rounds == error_spending.FIRST
 
 
 @pytest.mark.parametrize("rivals", [1, 3])
 def test_the_only_look_is_a_paired_t_test_of_each_rival_by_its_own_noise(rivals):
     rng = np.random.default_rng(0)
     values = np.exp(rng.normal(0, 0.1, (1 + rivals, 3)) * np.array([1, 0.2, 1, 5])[: 1 + rivals, None])
-    test = look(values, 3)
+    test = analyse(values, Rules(3))
     for row, difference in zip(np.log(values[1:]), test.differences, strict=True):
         theirs = scipy.stats.ttest_rel(row, np.log(values[0]))
         error = math.log(difference.estimate) / theirs.statistic
@@ -61,7 +62,7 @@ def shares(sds, noise="normal", gain=0.0, times=400, level=0.05, **rules):
     rng, better, worse = np.random.default_rng(1), 0, 0
     for off in NOISE[noise](rng, (times, 1 + len(sds), 12)) * np.array([1.0, *sds])[:, None]:
         off[1] -= gain
-        verdicts = {one.verdict for one in until_over(np.exp(0.15 * off), rules=Rules(level, **rules)).differences}
+        verdicts = {one.verdict for one in until_ended(np.exp(0.15 * off), level=level, **rules).differences}
         better, worse = better + ("better" in verdicts), worse + ("worse" in verdicts)
     return better / times, worse / times
 
@@ -85,8 +86,8 @@ def test_one_look_after_all_rounds_is_students_test():
     assert error_spending.bounds(0.05, 20, 2, fixed=True)[-2:] == (math.inf, pytest.approx(2.0930, abs=1e-4))
     assert error_spending.bounds(0.05, 20, 2, one_sided=True, fixed=True)[-1] == pytest.approx(1.7291, abs=1e-4)
     values = np.random.default_rng(0).normal([[10], [99]], 1, (2, 19))
-    assert look(values, 20, ratios=False, rules=Rules(fixed=True)).state == "open"
-    last = look(np.exp(np.random.default_rng(5).normal(0, 0.1, (2, 12)) - [[0], [0.05]]), 12)
+    assert analyse(values, Rules(20, fixed=True), ratios=False).state == "open"
+    last = analyse(np.exp(np.random.default_rng(5).normal(0, 0.1, (2, 12)) - [[0], [0.05]]), Rules(12))
     assert last.state in ("spent", "decided"), "there are no more rounds"
 
 
@@ -103,7 +104,7 @@ def test_confirming_again_and_again_spends_no_more_than_one_comparison():
     assert sum(levels) <= 0.05
     assert levels == sorted(levels, reverse=True)
     assert min(levels[:4]) > 0
-    assert until_over(np.exp(np.random.default_rng(0).normal(0, 0.1, (2, 12))), rules=Rules(levels[-1])).state != "open"
+    assert until_ended(np.exp(np.random.default_rng(0).normal(0, 0.1, (2, 12))), level=levels[-1]).state != "open"
 
 
 @pytest.mark.parametrize("items", [2, 6, 10])
@@ -111,7 +112,7 @@ def test_equal_configurations_of_a_coarse_metric_are_seldom_called_different(ite
     """Accuracies of 100 items, of which so many are right by chance."""
     rng = np.random.default_rng(0)
     values = [(90 + rng.binomial(items, 0.5, (2, 12))) / 100 for _ in range(400)]
-    looks = [until_over(accuracies, ratios=False) for accuracies in values if len(set(accuracies[:, :3].flat)) > 1]
+    looks = [until_ended(accuracies, ratios=False) for accuracies in values if len(set(accuracies[:, :3].flat)) > 1]
     assert sum(look.differences[0].verdict != Verdict.NO_DIFFERENCE for look in looks) <= 0.05 * 400 + 2 * math.sqrt(
         400 * 0.05 * 0.95
     )
@@ -135,33 +136,39 @@ def test_the_step_of_a_coarse_metric_is_found(values, step):
 
 def test_a_real_difference_is_told_with_few_rounds():
     rng = np.random.default_rng(2)
-    runs = [until_over(np.exp(rng.normal(0, 0.1, (3, 12)) - [[0], [0.2], [0.2]])) for _ in range(200)]
+    runs = [until_ended(np.exp(rng.normal(0, 0.1, (3, 12)) - [[0], [0.2], [0.2]])) for _ in range(200)]
     assert sum(any(one.verdict == "better" for one in told.differences) for told in runs) >= 190
     assert sum(told.rounds for told in runs) / 200 < 9
 
 
 @pytest.mark.parametrize(
-    ("values", "options", "verdict", "state"),
+    ("values", "rules", "lower", "verdict", "state"),
     [
-        ([[2, 2.1, 2.2], [1, 1.06, 1.1]], {}, "better", "decided"),
-        ([[2, 2.1, 2.2], [1, 1.06, 1.1]], {"lower_is_better": False}, "worse", "decided"),
-        ([[0.1, -0.1, 0.0], [9.1, 8.9, 9.001]], {"lower_is_better": False}, "better", "decided"),  # no ratio
-        ([[2, 2.1, 2.2], [2.0, 2.12, 2.18]], {}, "no_difference", "hopeless"),
-        ([[2, 2.1, 2.2], [2.0, 2.101, 2.201]], {"margin": 0.02}, "no_difference", "equal"),
-        ([[2, 2.1, 2.2], [1, 1.06, math.nan]], {}, "too_few_runs", "open"),
-        ([[2, 2.1], [1, 1.06]], {}, "too_few_runs", "open"),
-        ([[1.0] * 6, [0.5] * 6], {}, "better", "decided"),  # no noise but that of rounding
-        ([[2, 2.1, 2.2, 2.1], [1, 1.06, math.nan, math.nan]], {}, "too_few_runs", "decided"),  # it failed: it is out
+        ([[2, 2.1, 2.2], [1, 1.06, 1.1]], {}, True, "better", "decided"),
+        ([[2, 2.1, 2.2], [1, 1.06, 1.1]], {}, False, "worse", "decided"),
+        ([[0.1, -0.1, 0.0], [9.1, 8.9, 9.001]], {}, False, "better", "decided"),  # no ratio
+        ([[2, 2.1, 2.2], [2.0, 2.12, 2.18]], {}, True, "no_difference", "hopeless"),
+        ([[2, 2.1, 2.2], [2.0, 2.101, 2.201]], {"within": 0.02}, True, "no_difference", "equal"),
+        ([[2, 2.1, 2.2], [1, 1.06, math.nan]], {}, True, "too_few_runs", "open"),
+        ([[2, 2.1], [1, 1.06]], {}, True, "too_few_runs", "open"),
+        ([[1.0] * 6, [0.5] * 6], {}, True, "better", "decided"),  # no noise but that of rounding
+        (
+            [[2, 2.1, 2.2, 2.1], [1, 1.06, math.nan, math.nan]],
+            {},
+            True,
+            "too_few_runs",
+            "decided",
+        ),  # it failed: it is out
     ],
 )
-def test_what_a_look_says(values, options, verdict, state):
-    told = look(np.array(values), 12, **options)
+def test_what_an_interim_analysis_says(values, rules, lower, verdict, state):
+    told = analyse(np.array(values), Rules(12, **rules), lower)
     assert (told.differences[0].verdict, told.state) == (verdict, state)
 
 
 def test_a_rival_that_failed_does_not_hold_up_the_others():
     values = np.array([[2, 2.1, 2.2, 2.1], [1.9, math.nan, math.nan, math.nan], [1.0, 1.06, 1.1, 1.05]])
-    told = look(values, 12)
+    told = analyse(values, Rules(12))
     assert [one.verdict for one in told.differences] == ["too_few_runs", "better"]
     assert told.rounds == 4
 
@@ -169,12 +176,12 @@ def test_a_rival_that_failed_does_not_hold_up_the_others():
 def test_a_rival_that_failed_does_not_make_the_test_of_the_others_more_lenient():
     values = np.exp(np.random.default_rng(6).normal(0, 0.1, (2, 4)))
     failed = np.full((2, 4), math.nan)
-    assert look(np.vstack([values, failed]), 4).differences[0] == look(values, 4).differences[0]
+    assert analyse(np.vstack([values, failed]), Rules(4)).differences[0] == analyse(values, Rules(4)).differences[0]
 
 
 @pytest.mark.parametrize("b", [[0.89, 0.90], [0.90, 0.91]])
 def test_equal_differences_on_two_seeds_do_not_show_that_there_is_no_noise(b):
-    test = look(np.array([[0.90, 0.91], b]), 2, lower_is_better=False, ratios=False, margin=0.01)
+    test = analyse(np.array([[0.90, 0.91], b]), Rules(2, within=0.01), lower_is_better=False, ratios=False)
     (difference,) = test.differences
     assert (difference.verdict, test.state) == (Verdict.NO_DIFFERENCE, "spent")
     assert difference.low < -0.01 < 0.01 < difference.high

@@ -5,7 +5,8 @@ import pytest
 from scipy import stats
 
 from tests.comparisons import made
-from tunediff.analysis import pairs, targets
+from tunediff.analysis import sides, targets
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.sequential import Rules
 from tunediff.config import ConfigError
 from tunediff.core.target import Approach, Target
@@ -15,26 +16,26 @@ LOSSES = np.array([3.2771347, 3.2790118, 3.2785261, 3.2768093, 3.2797382, 3.2779
 
 def test_gate_is_a_one_sample_t_test_against_the_target():
     """As speedruns have it: (3.28 − mean) √n / sd."""
-    fixed = Rules(0.01, one_sided=True, fixed=True)
-    gate = targets.target_gate(LOSSES, Target("loss", "<=", 3.28), 6, fixed)
+    fixed = Rules(6, 0.01, one_sided=True, fixed=True)
+    gate = targets.target_gate(LOSSES, Target("loss", "<=", 3.28), fixed)
     expected = stats.ttest_1samp(LOSSES, 3.28, alternative="less").pvalue
     assert gate.p == pytest.approx(expected)
     assert gate.shown == (expected < 0.01) == True  # noqa: E712
-    assert not targets.target_gate(LOSSES, Target("loss", "<=", 3.2785), 6, fixed).shown
-    assert targets.target_gate(-LOSSES, Target("loss", ">=", -3.28), 6, fixed).p == pytest.approx(expected)
+    assert not targets.target_gate(LOSSES, Target("loss", "<=", 3.2785), fixed).shown
+    assert targets.target_gate(-LOSSES, Target("loss", ">=", -3.28), fixed).p == pytest.approx(expected)
 
 
 def test_gates_of_margin_and_of_equality_are_paired_t_tests():
     a, b = LOSSES, LOSSES + np.array([0.0004142, -0.0002236, 0.0006164, 0.0001414, 0.0002828, 0.0003162])
-    rules = Rules(0.05, one_sided=True, fixed=True)
-    margin = targets.margin_gate(a, b, 0.001, True, 6, rules)
+    rules = Rules(6, 0.05, one_sided=True, fixed=True)
+    margin = targets.margin_gate(a, b, 0.001, True, rules)
     assert margin.p == pytest.approx(stats.ttest_rel(b, a + 0.001, alternative="less").pvalue)
-    equal = targets.equal_gate(a, b, 0.001, 6, rules)
+    equal = targets.equal_gate(a, b, 0.001, rules)
     above = stats.ttest_rel(b, a - 0.001, alternative="greater").pvalue
     assert equal.p == pytest.approx(max(margin.p, above))
     assert margin.shown
     assert equal.shown
-    assert not targets.equal_gate(a, b, 0.0002, 6, rules).shown
+    assert not targets.equal_gate(a, b, 0.0002, rules).shown
 
 
 def test_a_gate_is_passed_wrongly_no_more_often_than_its_level():
@@ -42,7 +43,7 @@ def test_a_gate_is_passed_wrongly_no_more_often_than_its_level():
     rng, passed, times = np.random.default_rng(1), 0, 2000
     for _ in range(times):
         b = 3.28 + 0.0013 * rng.standard_normal(12)
-        gates = (targets.target_gate(b[:n], Target("loss", "<=", 3.28), 12, Rules()) for n in range(3, 13))
+        gates = (targets.target_gate(b[:n], Target("loss", "<=", 3.28), Rules(12)) for n in range(3, 13))
         passed += any(gate.shown for gate in gates)
     assert 0.015 < passed / times < 0.035
 
@@ -54,15 +55,15 @@ def test_a_gate_of_few_digits_is_passed_wrongly_no_more_often_than_its_level(sd)
     for target, mean in ((0.94, 0.937), (0.936, 0.9355)):
         for _ in range(times):
             b = np.round(mean + sd * rng.standard_normal(12), 2)
-            gates = (targets.target_gate(b[:n], Target("acc", ">=", target), 12, Rules()) for n in range(3, 13))
+            gates = (targets.target_gate(b[:n], Target("acc", ">=", target), Rules(12)) for n in range(3, 13))
             passed += any(gate.shown for gate in gates)
     assert passed / (2 * times) < 0.03
 
 
 def test_values_that_repeat_show_a_margin_that_is_larger_than_their_step():
     a = np.full(6, 0.94)
-    assert not targets.margin_gate(a, a - 0.01, 0.012, False, 6, Rules()).shown, "by less than what printing rounds"
-    assert targets.margin_gate(a, a - 0.01, 0.04, False, 6, Rules()).shown
+    assert not targets.margin_gate(a, a - 0.01, 0.012, False, Rules(6)).shown, "by less than what printing rounds"
+    assert targets.margin_gate(a, a - 0.01, 0.04, False, Rules(6)).shown
 
 
 def test_a_target_is_met_by_the_mean_of_evaluations_that_lie_apart():
@@ -105,7 +106,7 @@ def test_a_target_is_a_condition():
 def by_time(values, **content):
     """A comparison by time to a target, whose curves fall from three values to `values` at 5, 10, 15 and 20 s."""
     rules = {"better": "time", "target": "frechet<=3.2", "counted": "first", "margin": None}
-    return pairs.read(made(values, objective="frechet", mode="min", **{**rules, **content}))
+    return Comparison.read(made(values, objective="frechet", mode="min", **{**rules, **content}))
 
 
 def test_seconds_until_the_target_decide_if_all_reach_it(tmp_path, monkeypatch):
@@ -116,8 +117,8 @@ def test_seconds_until_the_target_decide_if_all_reach_it(tmp_path, monkeypatch):
     assert a == pytest.approx(10 + 5 * (4.0 - 3.2) / (4.0 - 3.0))
     assert b == pytest.approx(7.5 + 2.5 * (3.375 - 3.2) / (3.375 - 3.0))
     assert found.verdict == "better"
-    assert found.outcome_label == "seconds until frechet<=3.2"
-    assert found.look.differences[0].estimate == pytest.approx(b / a, rel=0.03)
+    assert sides.outcome_label(found) == "seconds until frechet<=3.2"
+    assert found.analysis.differences[0].estimate == pytest.approx(b / a, rel=0.03)
 
 
 def test_a_run_that_never_reaches_the_target_is_a_failure(tmp_path, monkeypatch):
@@ -136,7 +137,7 @@ def test_fast_and_bad_is_not_better(tmp_path, monkeypatch):
     for journal in folder.glob("trials/*[13579]/journal.jsonl"):  # those of B take less time, differing a little
         factor = 0.5 + 0.01 * (int(journal.parent.name[1:]) % 4)
         journal.write_text(journal.read_text().replace('"train_s": 20.0', f'"train_s": {20 * factor}'))
-    found = pairs.read(folder)
-    assert found.look.differences[0].estimate < 0.6
+    found = Comparison.read(folder)
+    assert found.analysis.differences[0].estimate < 0.6
     assert found.verdict == "quality_not_shown"
-    assert found.test.target_p > 0.5
+    assert found.target_p > 0.5

@@ -11,7 +11,7 @@ import pytest
 
 from tests.command.test_run import processes_of, wait_until
 from tunediff import compare
-from tunediff.analysis import pairs
+from tunediff.analysis.comparison import Comparison
 from tunediff.api.command_setup import values_of
 from tunediff.command import trial
 from tunediff.config import ConfigError
@@ -214,17 +214,17 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
     process.kill()
     process.wait()
     wait_until(lambda: not processes_of(waiting))
-    before = [run.value("loss") for run in pairs.read(folder).runs[0]]
+    before = [run.value("loss") for run in Comparison.read(folder).rounds[0]]
     Path("train.py").write_text(NOISY)
     assert compare.main(["--resume", "killed"]) == 2
     assert "killed: train.py changed since its first run" in capsys.readouterr().err
     assert compare.main(["--resume", "killed", "--force"]) == 11
-    now = pairs.read(folder)
-    assert [run.value("loss") for run in now.runs[0]] == before
-    assert [run.attempts for run in now.runs[0]] == [1, 1]
-    assert now.runs[1][1].attempts == 2
-    assert "interrupted" in now.runs[1][1].remarks
-    assert now.runs[1][0].remarks == ""
+    now = Comparison.read(folder)
+    assert [run.value("loss") for run in now.rounds[0]] == before
+    assert [run.attempts for run in now.rounds[0]] == [1, 1]
+    assert now.rounds[1][1].attempts == 2
+    assert "interrupted" in now.rounds[1][1].remarks
+    assert now.rounds[1][0].remarks == ""
     assert "worse" in capsys.readouterr().out
 
 

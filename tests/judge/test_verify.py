@@ -12,7 +12,7 @@ import pytest
 
 from tests.json_schemas import validate
 from tunediff import TunediffError, compare, run_comparison, verify
-from tunediff.analysis import pairs
+from tunediff.analysis.comparison import Comparison
 from tunediff.judge import frozen_code
 
 NOISY = """
@@ -169,12 +169,12 @@ def test_seeds_follow_from_the_code(proof, capsys):
     """The same versions have the same seeds, also beside what `--out` has left; a change of either has others; the
     user may choose them."""
     program = proof.parent
-    first = [run.seed for run in pairs.read(program / "ray_results/x").runs[0]]
+    first = [run.seed for run in Comparison.read(program / "ray_results/x").rounds[0]]
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "again"]) == 11
-    assert [run.seed for run in pairs.read(program / "ray_results/again").runs[0]] == first
+    assert [run.seed for run in Comparison.read(program / "ray_results/again").rounds[0]] == first
     Path("train.py").write_text(NOISY + "\n# a comment\n")
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "edited"]) == 11
-    assert [run.seed for run in pairs.read(program / "ray_results/edited").runs[0]] != first
+    assert [run.seed for run in Comparison.read(program / "ray_results/edited").rounds[0]] != first
     capsys.readouterr()
     chosen = ["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "chosen", "--seed", "500", "--json"]
     assert compare.main(chosen) == 11
@@ -186,8 +186,8 @@ def test_another_machine_runs_it_again(proof, capsys, tmp_path_factory, monkeypa
     """In a folder that has neither the training nor its repository."""
     monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
     assert compare.main(["--reproduce", str(proof), "--name", "y", "--out", "mine", "--quiet"]) == 11
-    again = pairs.read(elsewhere / "ray_results/y")
-    assert [run.seed for run in again.runs[0]] == [run.seed for run in pairs.read(proof).runs[0]]
+    again = Comparison.read(elsewhere / "ray_results/y")
+    assert [run.seed for run in again.rounds[0]] == [run.seed for run in Comparison.read(proof).rounds[0]]
     assert compare.main(["--reproduce", str(proof), "--pairs", "5"]) == 2
     assert "--pairs: 5 is not allowed; allowed: what --reproduce finds in its folder" in capsys.readouterr().err
     code, output = verified(capsys, proof, elsewhere / "mine")

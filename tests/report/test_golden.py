@@ -15,7 +15,8 @@ import pytest
 
 from tests import comparisons, golden
 from tunediff import analysis
-from tunediff.analysis import evidence, journals, pairs
+from tunediff.analysis import evidence, journals
+from tunediff.analysis.comparison import Comparison
 from tunediff.config import workload
 from tunediff.core.progress import EventLines
 from tunediff.report import console, context, live_table, outputs, page, pair_summary, pair_words, style, summary
@@ -170,7 +171,7 @@ def test_what_is_said_of_a_search(name, tmp_path, figures, capsys):
 @pytest.mark.parametrize("name", golden.COMPARISONS)
 def test_what_is_said_of_a_comparison(name, tmp_path, figures):
     folder = comparisons.made(**golden.COMPARISONS[name])
-    found = pairs.read(folder)
+    found = Comparison.read(folder)
     pairs_report.write_all(found)
     said = parts(
         progress=pair_words.so_far(found),

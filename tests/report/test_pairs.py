@@ -13,7 +13,8 @@ from tests import searches
 from tests.comparisons import BETTER, CLOSE, PLAIN, made, told
 from tests.report.pages import rows, words
 from tunediff import compare
-from tunediff.analysis import pairs
+from tunediff.analysis import sides
+from tunediff.analysis.comparison import Comparison
 from tunediff.api.comparison import PairedComparison
 from tunediff.core import text
 from tunediff.report import pair_summary, pair_words
@@ -46,13 +47,13 @@ def test_the_verdict_and_its_exit_code(capsys, values, options, verdict, code, s
     made(values, **options)
     printed, block = told(capsys, "--json")
     assert (printed, json.loads(block)["verdict"]) == (code, verdict)
-    found = pairs.read(Path("ray_results/x").absolute())
-    assert (found.verdict, found.look.state, found.over) == (verdict, state, True)
+    found = Comparison.read(Path("ray_results/x").absolute())
+    assert (found.verdict, found.analysis.state, found.ended) == (verdict, state, True)
 
 
 @pytest.mark.parametrize(("options", "others"), [({}, ["B", "A"]), (UP, ["A", "B"])], ids=["falls", "rises"])
 def test_nobody_is_ahead_in_a_pair_of_equal_values(options, others):
-    found = pairs.read(made({"A": [0.9, 0.9, 0.8], "B": [0.9, 0.8, 0.9]}, **options))
+    found = Comparison.read(made({"A": [0.9, 0.9, 0.8], "B": [0.9, 0.8, 0.9]}, **options))
     cells = [line.split("|")[4].strip() for line in report.comment(found).splitlines() if line.startswith("| ")]
     assert cells == ["ahead", "–", *others]
 
@@ -92,18 +93,18 @@ def test_setup_seconds_are_mentioned_if_they_differ(capsys, b_s, mentioned):
 def test_one_run_each_never_detects_more_than_several_pairs(most, rounds):
     """Student's t with the deviation of a single pair, as soon as that is known."""
     a, b = 2 + np.random.default_rng(1).normal(size=(2, rounds)) / 50
-    found = pairs.read(made({"A": list(a), "B": list(b)}, pairs=most))
+    found = Comparison.read(made({"A": list(a), "B": list(b)}, pairs=most))
     assert found.noise_is_rough == (rounds < 9)
-    assert ("rough" in " ".join(pair_words.sentences(found))) == (found.noise_is_rough and found.over)
-    assert (found.one_run_detects is None) == found.noise_is_rough or most == 100
-    if found.one_run_detects is not None:
-        assert found.look.differences[0].resolution < found.one_run_detects
+    assert ("rough" in " ".join(pair_words.sentences(found))) == (found.noise_is_rough and found.ended)
+    assert (sides.one_run_detects(found) is None) == found.noise_is_rough or most == 100
+    if sides.one_run_detects(found) is not None:
+        assert found.analysis.differences[0].resolution < sides.one_run_detects(found)
         sd = np.log(b / a).std(ddof=1)
-        assert found.one_run_detects == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, rounds - 1) * sd))
+        assert sides.one_run_detects(found) == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, rounds - 1) * sd))
         single = r"With one run each, only differences above [\d.]+.% are significant; B was ahead in "
-        assert not found.over or re.match(single, pair_words.sentences(found)[-1])
+        assert not found.ended or re.match(single, pair_words.sentences(found)[-1])
         printed = "\n".join(pair_summary.lines(found.folder))
-        assert f"one_run_each_tells: {text.number(found.one_run_detects)}\n" in printed
+        assert f"one_run_each_tells: {text.number(sides.one_run_detects(found))}\n" in printed
 
 
 def test_an_interval_inside_what_does_not_matter_is_equivalence(capsys):
@@ -112,14 +113,14 @@ def test_an_interval_inside_what_does_not_matter_is_equivalence(capsys):
     code, printed = told(capsys)
     assert (code, told(capsys, "--fail-on", "worse")[0]) == (10, 0)
     assert re.search(r"is equivalent to A \(digits\) within 2.0.% by \d+ pairs of runs: ", printed)
-    assert "Tested at a level of 1 %, one-sided: nothing is called worse, by a look after every pair." in printed
+    assert "Tested at a level of 1 %, one-sided: nothing is called worse, after every pair." in printed
     said = json.loads(told(capsys, "--json")[1])
     assert (said["verdict"], said["stopped"], said["level"], said["within"]) == ("equivalent", "equal", 0.01, 0.02)
     assert -0.02 < said["ratio_low"] - 1 < 0 < said["ratio_high"] - 1 < 0.02
 
 
 def test_equal_sides_are_not_behind():
-    found = pairs.read(made({"A": [2.0, 2.2, 1.9], "B": [2.0, 2.2, 1.9]}))
+    found = Comparison.read(made({"A": [2.0, 2.2, 1.9], "B": [2.0, 2.2, 1.9]}))
     assert "WARNING: both sides have the same values in all 3 pairs" in " ".join(pair_words.sentences(found))
 
 

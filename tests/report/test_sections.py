@@ -160,7 +160,7 @@ def test_a_file_of_the_user_is_confirmed_as_well(tmp_path):
         end = (0.6 if point["width"] == 4 else 0.7) + number / 1000
         write(place, runs, number, drawn=point, curve=((5.0, 1000, 0.5), (20.0, 4000, end)))
     known = evidence.read(analysis.read(folder))
-    assert known.confirmation.settled
+    assert known.confirmation.is_conclusive
     assert (known.best.name, known.better(found.trials[1])) == ("t0000", False)
     assert known.confirmation.bias(known.confirmation.leader)[0] == 0.9
 
@@ -189,7 +189,7 @@ def test_only_a_significantly_better_curve_is_called_winner(tmp_path, value, nam
         end = next(scatter) * (value if point["precision.amp"] == "bf16" else 2.0)
         write(tmp_path / "night", space, number, drawn=point, curve=((5.0, 1000, 3 * end), (20.0, 4000, end)))
     facts = evidence.read(analysis.read(tmp_path / "night"))
-    figure = seeds.of_means(facts.compared, facts.compared.of(facts.best))
+    figure = seeds.of_means(facts.compared, facts.compared.candidate_of(facts.best))
     assert [words.get_text() for words in figure.legends[0].get_texts()] == names
 
 

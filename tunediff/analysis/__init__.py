@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
@@ -19,6 +18,7 @@ from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import reach
 from tunediff.analysis.outcome import Outcome, by_configuration
+from tunediff.analysis.reach import curve as curve
 from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
 from tunediff.core.clock import ClockSummary, Unit
@@ -244,28 +244,16 @@ class Results:
         of_base = baseline.value(self.metric) if baseline is not None else None
         return self.versus(trial.value(self.metric), of_base)
 
-    def time_to_target_speedup(self, trial: TrialRecord) -> float | None:
+    def speedup(self, trial: TrialRecord) -> reach.SpeedUp | None:
         """Return how many times sooner a trial is as good as the baseline, or a ratio of rates."""
-        if self.by_rate:
-            return self.versus_baseline(trial)
-        if self.by_time:
-            return 1 / ratio if (ratio := self.versus_baseline(trial)) else None
+        if self.by_rate or self.by_time:
+            ratio = self.versus_baseline(trial)
+            ratio = 1 / ratio if self.by_time and ratio else ratio
+            return None if ratio is None else reach.SpeedUp(ratio, at_first=False)
         baseline = self.baseline_of(trial)
-        if baseline is None or None in (baseline.value(self.metric), trial.value(self.metric)):
+        if baseline is None:
             return None
-        curves = (
-            [(seconds, self.loss(value)) for seconds, value in curve(run, self.metric)]
-            for run in (baseline, trial)
-        )
-        return reach.time_to_target_speedup(*curves)
-
-    def at_first(self, trial: TrialRecord) -> bool:
-        """Return whether a trial is as good at its first evaluation as the baseline at its last."""
-        ratio, base = self.time_to_target_speedup(trial), self.baseline_of(trial)
-        line = curve(trial, self.metric)
-        if ratio is None or self.by_rate or self.by_time or base is None or not line:
-            return False
-        return math.isclose(ratio, float(base.points[-1][base.along]) / line[0][0])
+        return reach.speedup(baseline, trial, self.metric, self.space.mode)
 
     def no_baseline(self, trial: TrialRecord) -> str:
         """Return why a trial has no finished baseline, as a clause; '' if it has one."""
@@ -352,13 +340,6 @@ def knob_columns(knobs: Values, taken: Collection[str]) -> dict[str, Any]:
 def last(trial: TrialRecord, name: str) -> Any:
     """Return a value of the last evaluation of a trial by name; None if there is none."""
     return trial.points[-1].get(name) if trial.points else None
-
-
-def curve(trial: TrialRecord, metric: str, along: str = "") -> list[tuple[float, float]]:
-    """Return (seconds in the budget's unit, or `along`; value) of every evaluation with a value."""
-    along = along or trial.along
-    points = [p for p in trial.points if p.get(metric) is not None and along in p]
-    return [(float(point[along]), float(point[metric])) for point in points]
 
 
 def seconds_of(trial: TrialRecord) -> Mapping[str, float]:

@@ -1,281 +1,481 @@
-"""Compare the configurations of a search with several seeds with the baseline, by paired tests."""
+"""Compare candidates over seeds with a baseline, by what their journals say and by nothing else.
+
+A comparison of two sides, the confirming runs of a search and a search with several seeds are one
+thing: candidates × seeds, the baseline first, and rules that were fixed before the first run. To
+judge two sides no configuration or code of theirs is needed: `tunediff verify` reads the folder of
+somebody else.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tunediff.analysis import Results, knob_columns, last
-from tunediff.analysis.outcome import Outcome
+from tunediff import config as cfg
+from tunediff.analysis import Results, journals, knob_columns, last, sides, speed
+from tunediff.analysis.outcome import Candidate, Outcome, failed
+from tunediff.analysis.sequential import InterimAnalysis, Rules, analyse
 from tunediff.analysis.statistics import (
+    ROUGH_FREEDOM,
     Difference,
-    Estimate,
     differences,
-    estimate,
-    is_wide,
     mean,
     sd,
 )
-from tunediff.core.outcomes import Verdict
-from tunediff.core.text import knobs
+from tunediff.analysis.targets import QualityGate, quality_gates, seconds_of, target_gate
+from tunediff.config import ConfigError, recorded
+from tunediff.core import text, trial_record
+from tunediff.core.outcomes import State, Status, Verdict
 from tunediff.core.trial_record import TrialRecord
+from tunediff.experiment.model import Experiment, is_comparison
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ITSELF = "it is the baseline itself"
-
-
-class CurveMean(NamedTuple):
-    """The mean curve of a configuration at one evaluation."""
-
-    seconds: float
-    """In the unit of the budget."""
-    mean: float
-    sd: float
-    """Standard deviation over the seeds; 0 for one seed."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Group:
-    """One configuration with all its seeds."""
-
-    changed: dict[str, object]
-    """The drawn knobs that differ from the baseline."""
-    outcome: Outcome
-    difference: Difference
-
-    @property
-    def knobs(self) -> dict[str, object]:
-        """Return the drawn knobs."""
-        return self.runs[0].knobs
-
-    @property
-    def runs(self) -> list[TrialRecord]:
-        return self.outcome.runs
-
-    @property
-    def done(self) -> list[TrialRecord]:
-        """Return the runs that have a value."""
-        return self.outcome.done
-
-    @property
-    def name(self) -> str:
-        """Return its name: `timesteps.name=speed weighting.name=p2`, or `baseline`."""
-        return knobs(self.changed)
-
-    @property
-    def fails(self) -> bool:
-        """Return whether it fails on a seed; the baseline, the reference, never counts so."""
-        return bool(self.changed and self.outcome.failures)
-
-    def values(self, metric: str) -> list[float]:
-        """Return the values at the end of the budget, in the order of the seeds."""
-        return dataclasses.replace(self.outcome, metric=metric).values
-
-    def curve(self, metric: str) -> list[CurveMean]:
-        """Return the mean over the runs that ended ok, at every evaluation that all have."""
-        by_index: dict[int, list[tuple[float, float]]] = {}
-        for trial in self.done:
-            for point in trial.points:
-                if point.get(metric) is not None:
-                    by_index.setdefault(point.index, []).append((point[trial.along], point[metric]))
-        means = []
-        for _, measured in sorted(by_index.items()):
-            if len(measured) == len(self.done):
-                seconds, values = zip(*measured, strict=True)
-                mean_s, mean_value = float(np.mean(seconds)), float(np.mean(values))
-                means.append(CurveMean(mean_s, mean_value, sd(values) or 0.0))
-        return means
-
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """All configurations of a search, the baseline first if it ran at all."""
+    """Candidates × seeds, and what they show under the rules; see `read` and `over_seeds`."""
 
-    results: Results
+    folder: Path
+    candidates: list[Candidate]
+    """The baseline first, if it has begun."""
+    objective: str
+    """Name of the metric as runs and judges print it: that of the curves."""
     metric: str
-    groups: list[Group]
-    ratios: bool = True
-    """Whether differences are ratios to the baseline."""
+    """Name of the deciding metric in points: the objective, or that of a final evaluation."""
+    mode: str
+    """Whether smaller (`min`) or larger (`max`) values of the metric are better."""
+    rules: Rules
+    allows_ratios: bool
+    """Whether positive values are compared by ratios."""
+    at_once: int = 1
+    """Runs at the same time."""
+    of_sides: Experiment | None = None
+    """The experiment whose two sides are compared; None: a search."""
+    of_search: Results | None = None
+    """The search whose trials are compared; None: two sides."""
+    search: Results | None = None
+    """The search whose finalists run again in these trials."""
+    others: Sequence[Comparison] = ()
+    """The other confirmations of that search, of other finalists."""
+    analysis: InterimAnalysis = dataclasses.field(default_factory=InterimAnalysis)
+    """The test of the rounds so far; its differences are in the order of `challengers`."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Comparison:
+        """Return the comparison of two sides in a folder. Raises `ConfigError` if it is none."""
+        if not is_comparison(folder):
+            found = sorted(path.name for path in folder.parent.glob("*/") if is_comparison(path))
+            names = ", ".join(found) or "none"
+            raise ConfigError(
+                f"{folder.name}: no such comparison in {folder.parent}; there are: {names}"
+            )
+        experiment = Experiment.read(folder)
+        objective, mode, rules = experiment.objective, experiment.mode, Rules.of(experiment)
+        metric = objective if experiment.judge is None else f"final_{objective}"
+        records, candidates = trial_record.read_trials(folder), list[Candidate]()
+        for row, side in enumerate(sides.SIDES):
+            runs = [run for run in records if run.number % len(sides.SIDES) == row]
+            rounds = {run.number // len(sides.SIDES): run for run in runs}  # numbers go by rounds
+            outcome = Outcome(runs, metric, mode == "min", rules.max_rounds)
+            candidates.append(Candidate(side, {}, row == 0, outcome, rounds))
+        ratios, at_once = mode == "min" or rules.by_time, experiment.devices
+        comparison = cls(
+            folder, candidates, objective, metric, mode, rules, ratios, at_once, experiment
+        )
+        return comparison.judged()
+
+    # ---- what is compared
+    @property
+    def results(self) -> Results:
+        """Return the search whose trials are compared; there must be one."""
+        assert self.of_search is not None
+        return self.of_search
 
     @property
+    def baseline(self) -> Candidate | None:
+        """Return the candidate with which the others are compared; None if it did not run."""
+        return next((one for one in self.candidates if one.is_baseline), None)
+
+    @property
+    def challengers(self) -> list[Candidate]:
+        """Return all candidates except the baseline."""
+        return [candidate for candidate in self.candidates if not candidate.is_baseline]
+
+    @functools.cached_property
+    def rounds(self) -> list[tuple[TrialRecord | None, ...]]:
+        """Return the runs of each round that has begun, in the order of the candidates."""
+        numbers = sorted({number for one in self.candidates for number in one.rounds})
+        return [tuple(one.rounds.get(number) for one in self.candidates) for number in numbers]
+
+    @property
+    def runs(self) -> list[TrialRecord]:
+        """Return all runs that have begun, round by round."""
+        return [run for run in itertools.chain(*self.rounds) if run is not None]
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Return whether smaller ones of the compared values or seconds are better."""
+        return self.mode == "min" or self.rules.by_time
+
+    @functools.cached_property
     def values(self) -> NDArray[np.float64]:
-        """Return the values at the end [groups, seeds], seeds in ascending order; NaN: missing."""
-        seeds = sorted({trial.seed for group in self.groups for trial in group.runs})
-        values = np.full((len(self.groups), len(seeds)), np.nan)
-        for row, group in enumerate(self.groups):
-            for trial in group.done:
-                values[row, seeds.index(trial.seed)] = trial.value(self.metric)
+        """Return what is compared [candidates, rounds]: value or seconds; NaN: there is none."""
+        if self.rules.by_time:
+            return self._of_runs(lambda run: seconds_of(run, self.rules))
+        return self.qualities
+
+    @functools.cached_property
+    def qualities(self) -> NDArray[np.float64]:
+        """Return the metric of every run that ended ok [candidates, rounds]; NaN: none."""
+        return self._of_runs(lambda run: run.value(self.metric))
+
+    def _of_runs(self, read: Callable[[TrialRecord], float | None]) -> NDArray[np.float64]:
+        values = np.full((len(self.candidates), len(self.rounds)), np.nan)
+        for column, runs in enumerate(self.rounds):
+            for row, run in enumerate(runs):
+                value = read(run) if run is not None else None
+                values[row, column] = np.nan if value is None else value
         return values
 
-    def judged(self, differences: Sequence[Difference], ratios: bool) -> Comparison:
-        """Return the comparison with the differences of all rivals from the baseline.
-
-        What fails on a seed has none: the runs that survived are no sample of what it reaches.
-        """
-        groups = [
+    # ---- the test
+    def judged(self) -> Comparison:
+        """Return the comparison with the difference and the verdict of each candidate."""
+        tested = dataclasses.replace(self, analysis=self._analysis())
+        found = iter(tested.analysis.differences)
+        candidates = [
             dataclasses.replace(
-                group, difference=Difference(verdict=Verdict.FAILS) if group.fails else difference
+                one,
+                difference=Difference(verdict=Verdict.BASELINE)
+                if one.is_baseline
+                else tested._final(one, next(found, Difference())),
             )
-            for group, difference in zip(
-                self.groups, [Difference(verdict=Verdict.BASELINE), *differences], strict=True
-            )
+            for one in self.candidates
         ]
-        return dataclasses.replace(self, groups=groups, ratios=ratios)
+        return dataclasses.replace(tested, candidates=candidates)
+
+    def _analysis(self) -> InterimAnalysis:
+        """Test all rounds so far; candidates that failed are out, and do not hold up the others."""
+        if self.baseline is None:
+            return InterimAnalysis(max_rounds=self.rules.max_rounds, ratios=self.allows_ratios)
+        values, rules = self.values.copy(), self.rules
+        is_out = [
+            one.fails if rules.corrected else self.failure_of(one) is not None
+            for one in self.candidates
+        ]
+        if rules.corrected or not self.has_failed:
+            values[is_out] = np.nan
+        if rules.corrected:
+            assert self.of_search is not None
+            sessions = journals.sessions(self.results.folder)
+            state = State.SPENT if journals.over(self.results, sessions) else State.OPEN
+            found, ratios = differences(values, self.lower_is_better, self.allows_ratios)
+            return InterimAnalysis(found, values.shape[1], rules.max_rounds, state, ratios)
+        if rules.by_time:
+            rules = dataclasses.replace(rules, within=None)
+        elif rules.within is not None and self.lower_is_better and bool((values <= 0).any()):
+            # The share was meant of A's values: without ratios it becomes a difference in units
+            share = rules.within * abs(float(np.nanmean(values[0])))
+            rules = dataclasses.replace(rules, within=share)
+        return analyse(values, rules, self.lower_is_better, self.allows_ratios)
+
+    def _final(self, candidate: Candidate, difference: Difference) -> Difference:
+        """Return a difference with the verdict: `open` until the test has ended, if it is not
+        significant, or if its seconds are fewer and its quality is not shown yet."""
+        if candidate.fails:
+            # The runs that survived are no sample of what it reaches
+            return Difference(verdict=Verdict.FAILS)
+        verdict = difference.verdict
+        if self.is_one_run:
+            verdict = Verdict.ONE_RUN
+        elif verdict == Verdict.BETTER and not all(gate.shown for gate in self.gates):
+            verdict = Verdict.NOT_SHOWN if self.ended else Verdict.OPEN
+        elif verdict in (Verdict.NO_DIFFERENCE, Verdict.TOO_FEW) and not self.ended:
+            verdict = verdict if self.failure_of(candidate) else Verdict.OPEN
+        elif verdict == Verdict.NO_DIFFERENCE and self.state == State.EQUAL:
+            verdict = Verdict.EQUIVALENT
+        return dataclasses.replace(difference, verdict=verdict)
 
     @property
-    def seeds(self) -> int:
-        """Return the number of runs that every configuration should have."""
-        return self.results.space.seeds
+    def state(self) -> State:
+        """Return how far the test is."""
+        return self.analysis.state
 
     @property
-    def label(self) -> str:
-        if self.metric == self.results.metric:
-            return self.results.label
-        labels = (last(trial, "final_label") for group in self.groups for trial in group.done)
-        return str(next(filter(None, labels), f"final {self.results.label}"))
+    def ended(self) -> bool:
+        """Return whether no further round is needed: decided, failed, or one run repeated."""
+        if self.has_failed or self.is_one_run:
+            return True
+        # Fewer seconds are no gain yet: pairs go on until the quality is shown, or the last one
+        test = self.analysis
+        is_better = any(one.verdict == Verdict.BETTER for one in test.differences)
+        if is_better and test.rounds < test.max_rounds:
+            return test.ended and all(gate.shown for gate in self.gates)
+        return test.ended
 
+    @property
+    def verdict(self) -> Verdict:
+        """Return what the comparison has shown: of two sides, how B compares with A; of more
+        candidates, whether any is better, or else what all of them are."""
+        if self.has_failed:
+            return Verdict.FAILED
+        if self.is_one_run:
+            return Verdict.ONE_RUN
+        if not self.ended:
+            return Verdict.OPEN
+        verdicts = {one.verdict for one in self.challengers}
+        if Verdict.BETTER in verdicts:
+            return Verdict.BETTER
+        return verdicts.pop() if len(verdicts) == 1 else Verdict.NO_DIFFERENCE
+
+    # ---- failures
+    def failure_of(self, candidate: Candidate) -> TrialRecord | None:
+        """Return the first run of a candidate that failed or missed the target."""
+        return next((run for run in candidate.runs if failed(run) or self.missed(run)), None)
+
+    def missed(self, run: TrialRecord) -> bool:
+        """Return whether a run ended ok and did not meet the target, whose seconds count."""
+        rules = self.rules
+        if not rules.by_time or rules.counted != "first" or run.status != Status.OK:
+            return False
+        return seconds_of(run, rules) is None
+
+    @property
+    def challengers_failed(self) -> bool:
+        """Return whether each candidate but the baseline has failed."""
+        return bool(self.challengers) and all(map(self.failure_of, self.challengers))
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether nothing is left to compare: the baseline has failed, or all others."""
+        baseline = self.baseline
+        return self.challengers_failed or (
+            baseline is not None and self.failure_of(baseline) is not None
+        )
+
+    @property
+    def failure(self) -> TrialRecord | None:
+        """Return the first run whose failure ended the comparison; None: it has not failed."""
+        runs = self.runs if self.has_failed else []
+        return next((run for run in runs if failed(run) or self.missed(run)), None)
+
+    @property
+    def is_one_run(self) -> bool:
+        """Return whether all runs of a side are one run, repeated: without a seed the noise of a
+        training is not known, whatever the two sides differ by."""
+        values = self.values[:, np.isfinite(self.values).all(axis=0)]
+        if not self.rules.same_seed or values.shape[1] < 2:
+            return False
+        repeated = (values == values[:, :1]).all(axis=1)
+        exact = [
+            sides.has_many_digits(row[0]) for row in values.tolist()
+        ]  # equal, and not by chance
+        return bool(repeated.all() or (repeated & exact).any())
+
+    # ---- the gate of a comparison by time
+    @functools.cached_property
+    def gates(self) -> list[QualityGate]:
+        """Return what has to be shown of B's values for its seconds to count; see `targets`."""
+        return quality_gates(self.qualities, self.runs, self.rules, self.mode == "min")
+
+    @property
+    def target_p(self) -> float | None:
+        """Return the one-sided p-value of a single test that the mean of B meets the target."""
+        if self.rules.target is None:
+            return None
+        b = self.qualities[1]
+        return target_gate(b[np.isfinite(b)], self.rules.target, self.rules).p
+
+    # ---- the winner
+    @functools.cached_property
+    def winner(self) -> Candidate | None:
+        """Return the candidate that is significantly better than the baseline, or None.
+
+        Of the finalists of a search that is its leader, which was chosen before, if it is better;
+        then another one only if it is significantly better than the leader too.
+        """
+        better = [one for one in self.challengers if one.verdict == Verdict.BETTER]
+        sign = 1.0 if self.lower_is_better else -1.0
+        if not better:
+            return None
+        if self.search is None:
+            return min(better, key=lambda one: sign * (one.difference.estimate or 0.0))
+        best = min(better, key=lambda one: sign * float(np.mean(one.values(self.metric))))
+        leader = self.challengers[0]
+        return leader if leader in better and not self._beats(best, leader) else best
+
+    def _beats(self, candidate: Candidate, leader: Candidate) -> bool:
+        """Return whether a candidate is significantly better than the search's leader."""
+        if candidate is leader:
+            return False
+        rows = [self.candidates.index(one) for one in (leader, candidate)]
+        rules = dataclasses.replace(self.rules, level=self.rules.level / len(self.challengers))
+        test = analyse(self.values[rows], rules, self.lower_is_better, self.allows_ratios)
+        return test.differences[0].verdict == Verdict.BETTER
+
+    @property
+    def leader(self) -> Candidate | None:
+        """Return the winner, or else the first candidate besides the baseline that ran."""
+        return self.winner or next((one for one in self.challengers if one.done), None)
+
+    @property
+    def is_conclusive(self) -> bool:
+        """Return whether the baseline stays if there is no `winner`."""
+        has_ended = self.analysis.ended or self.challengers_failed
+        return has_ended and self.baseline is not None and bool(self.baseline.done)
+
+    def candidate_of(self, trial: TrialRecord) -> Candidate | None:
+        """Return the candidate with the configuration of a trial, one of the search if finalists
+        of one are compared."""
+        if self.search is None:
+            of_trial = (one for one in self.candidates if trial.name in {r.name for r in one.runs})
+        else:
+            knobs = _knobs(trial)
+            of_trial = (one for one in self.candidates if _knobs(one.runs[0]) == knobs)
+        return next(of_trial, None)
+
+    def trial_of(self, candidate: Candidate) -> TrialRecord | None:
+        """Return the trial of the search that had the configuration of a finalist."""
+        knobs, outcomes = _knobs(candidate.runs[0]), self.search.ranked if self.search else []
+        trials = (outcome.trial for outcome in outcomes)
+        return next((trial for trial in trials if _knobs(trial) == knobs), None)
+
+    def bias(self, candidate: Candidate) -> tuple[float, list[float]] | None:
+        """Return (value in the search, values of confirming runs) of a finalist, one protocol."""
+        trial, confirmed = self.trial_of(candidate), candidate.values(self.objective)
+        if self.search is None or trial is None or not confirmed:
+            return None
+        value = self.search.outcome_of(trial).value
+        return (value, confirmed) if value is not None else None
+
+    # ---- how sure it is
     @property
     def resolutions(self) -> list[float]:
         """Return the smallest differences from the baseline that would be significant, of every
-        tested rival: a ratio − 1, or in units of the metric."""
-        resolutions = (rival.difference.resolution for rival in self.rivals)
+        tested candidate: a ratio − 1, or in units of the metric."""
+        resolutions = (one.difference.resolution for one in self.challengers)
         return [resolution for resolution in resolutions if resolution is not None]
 
     @property
-    def effect(self) -> str:
-        return "ratio" if self.ratios else "difference"
+    def noise_is_rough(self) -> bool:
+        """Return whether the noise is known only to a factor of two, because of few rounds."""
+        return self.analysis.rounds - 1 < ROUGH_FREEDOM
 
     @property
-    def baseline(self) -> Group | None:
-        """Return the configuration with which the others are compared; None if it did not run."""
-        return self.groups[0] if self.groups and not self.groups[0].changed else None
+    def complete(self) -> NDArray[np.float64]:
+        """Return the compared values of the rounds in which no candidate lacks one."""
+        return self.values[:, np.isfinite(self.values).all(axis=0)]
 
+    # ---- tables
     @property
-    def rivals(self) -> list[Group]:
-        """Return all configurations except the baseline."""
-        return [group for group in self.groups if group.changed]
-
-    def of(self, trial: TrialRecord) -> Group:
-        """Return the group of a trial: all seeds of its configuration."""
-        return next(
-            group for group in self.groups if any(run.name == trial.name for run in group.runs)
-        )
+    def ratios(self) -> bool:
+        """Return whether differences are ratios to the baseline."""
+        return self.analysis.ratios
 
     def table(self) -> pd.DataFrame:
-        """Return one row per configuration: knobs, results, and comparison with the baseline.
+        """Return one row per candidate: knobs, results, and comparison with the baseline.
 
-        A knob that has the name of another column is in the column `knobs.NAME`. `p` and the
-        interval hold for one comparison alone; `p_holm` is corrected for their number. `speedup`:
-        see `speedup_values`. `cost`: the baseline's samples per second divided by its own.
+        A knob that has the name of another column is in the column `knobs.NAME`. The interval and
+        the verdict allow for all candidates and interim analyses; where there is one test of each
+        by Holm's method, `p` and the interval hold for one alone, and `p_holm` is corrected.
+        `speedup`: see `speed.speedup`. `cost`: the baseline's samples per second divided by its
+        own.
         """
         import pandas as pd
 
-        metric, effect, rows = self.metric, self.effect, []
-        base_rate = mean(_rates(self.baseline)) if self.baseline is not None else None
-        for group in self.groups:
-            values, rate, difference = group.values(metric), mean(_rates(group)), group.difference
+        metric, rows = self.metric, []
+        effect = "ratio" if self.ratios else "difference"
+        base_rate = mean(speed.rates(self.baseline)) if self.baseline is not None else None
+        for one in self.candidates:
+            values, rate, difference = one.values(metric), mean(speed.rates(one)), one.difference
             cells: dict[str, object] = {
-                "runs": len(group.runs),
-                "finished": len(group.done),
-                "failures": len(group.outcome.failures),
+                "runs": len(one.runs),
+                "finished": len(one.done),
+                "failures": len(one.outcome.failures),
                 f"{metric}_mean": mean(values),
                 f"{metric}_sd": sd(values),
                 effect: difference.estimate,
                 f"{effect}_low": difference.low,
                 f"{effect}_high": difference.high,
-                "p": difference.p,
-                "p_holm": difference.p_holm,
+                **(
+                    {"p": difference.p, "p_holm": difference.p_holm} if self.rules.corrected else {}
+                ),
                 "verdict": difference.verdict,
-                **speedup_values(self.speedup(group)),
+                **speed.speedup_values(speed.speedup(self, one)),
                 "samples_per_s": rate,
                 "cost": base_rate / rate if rate and base_rate else None,
             }
-            for name in self.results.judged:
-                others = group.values(name)
+            for name in self.results.judged if self.of_search is not None else ():
+                others = one.values(name)
                 cells |= {f"{name}_mean": mean(others), f"{name}_sd": sd(others)}
-            columns = knob_columns(group.knobs, {"configuration", *cells})
-            rows.append({"configuration": group.name, **columns, **cells})
+            knobs = one.runs[0].knobs if self.of_search is not None else {}
+            columns = knob_columns(knobs, {"configuration", *cells})
+            rows.append({"configuration": one.name, **columns, **cells})
         return pd.DataFrame(rows)
 
-    def speedup(self, group: Group) -> Estimate | str:
-        """Return how many times sooner it reaches the baseline's end, or why that is unknown.
+    @property
+    def label(self) -> str:
+        """Return the label of the deciding metric, as the measurements give it."""
+        if self.of_search is None:
+            return sides.label(self)
+        if self.metric == self.objective:
+            return self.results.label
+        labels = (last(run, "final_label") for run in self.runs)
+        return str(next(filter(None, labels), f"final {self.results.label}"))
 
-        The speed-up is the geometric mean of the ratios of all seeds, with its 95 % interval. It is
-        determined only if the configuration is significantly better than the baseline and the
-        interval excludes 1 and is not wider than `WIDEST`. If a run reached the baseline's value at
-        its first evaluation, its ratio is a lower bound, and so is the mean: without an upper end.
-        """
-        if not group.changed:
-            return ITSELF
-        if self.baseline is None or not self.baseline.done:
-            return "no run of the baseline ended ok"
-        if note := group.outcome.failure_note:
-            return f"it {note}"
-        if group.difference.verdict != Verdict.BETTER:
-            return f"{len(group.done)} seeds do not show it to be better than the baseline"
-        ratios, bounded = list[float](), False
-        for trial in group.done:
-            if (ratio := self.results.time_to_target_speedup(trial)) is not None:
-                ratios.append(ratio or 1.0)
-                bounded = bounded or self.results.at_first(trial)
-        mean_ratio = estimate(ratios, ratios=True)
-        low = mean_ratio.low if mean_ratio is not None else None
-        if mean_ratio is None or low is None or low <= 1 or is_wide(low, mean_ratio.high):
-            return f"the curves of {len(ratios)} seeds leave it open"
-        high = None if bounded else mean_ratio.high
-        return dataclasses.replace(mean_ratio, at_least=bounded, high=high)
+    @property
+    def experiment(self) -> Experiment:
+        """Return the experiment whose two sides are compared; there must be one."""
+        assert self.of_sides is not None
+        return self.of_sides
 
+    @property
+    def names(self) -> tuple[str, str]:
+        """Return the two sides as the user named them."""
+        a, b = (self.experiment.candidates[side] for side in sides.SIDES)
+        return a, b
 
-SPEEDUP = ("speedup", "speedup_low", "speedup_high", "speedup_at_least")
+    @functools.cached_property
+    def configs(self) -> tuple[Any, Any]:
+        """Return the configurations of both sides, which no verdict needs. Raises `ConfigError`."""
+        a, b = (cfg.load(self.folder / side / recorded.CONFIG) for side in sides.SIDES)
+        return a, b
 
 
-def speedup_values(speedup: Estimate | str) -> dict[str, float | None]:
-    """Return a speed-up by the names of `SPEEDUP`, for tables and JSON; None: not determined.
-
-    It is either `speedup` with the ends of its interval (None for one pair of runs), or
-    `speedup_at_least` alone.
-    """
-    values: dict[str, float | None] = dict.fromkeys(SPEEDUP)
-    if isinstance(speedup, Estimate) and speedup.bound is not None:
-        values["speedup_at_least"] = speedup.bound
-    elif isinstance(speedup, Estimate):
-        values |= {
-            "speedup": speedup.mean,
-            "speedup_low": speedup.low,
-            "speedup_high": speedup.high,
-        }
-    return values
-
-
-def compare(results: Results, metric: str | None = None) -> Comparison:
-    """Compare a search's configurations with its baseline; those that fail on no seed, by values.
+# ---- searches
+def over_seeds(results: Results, metric: str | None = None) -> Comparison:
+    """Compare a search's configurations with its baseline, by one test of each over its seeds.
 
     `metric`: another quantity of the last points with the same direction; by default the objective.
     """
-    metric = metric or results.metric
-    groups = []
-    for outcome in results.outcomes:
-        changed = results.space.changed(outcome.runs[0].knobs)
-        groups.append(Group(changed, dataclasses.replace(outcome, metric=metric), Difference()))
-    groups.sort(key=lambda group: bool(group.changed))  # the baseline first
-    compared = Comparison(results, metric, groups)
-    if compared.baseline is None:
-        return compared
-    values = compared.values
-    values[[group.fails for group in groups]] = np.nan  # the tests of the others count without them
-    return compared.judged(*differences(values, results.lower_is_better, results.ratios))
+    rules = Rules(results.space.seeds, corrected=True)
+    return of_results(results, rules, metric or results.metric, results.ratios).judged()
 
 
-def _rates(group: Group) -> list[float]:
-    """Return the samples per training second of every run that ended ok."""
-    return [
-        last(trial, "samples") / seconds
-        for trial in group.done
-        if (seconds := last(trial, "train_s")) > 0
-    ]
+def of_results(results: Results, rules: Rules, metric: str, ratios: bool) -> Comparison:
+    """Return all configurations of a search, the baseline first if it ran at all; not tested."""
+    candidates = list[Candidate]()
+    for found in results.outcomes:
+        changed = results.space.changed(found.runs[0].knobs)
+        outcome = dataclasses.replace(found, metric=metric)
+        rounds = {run.seed: run for run in (*outcome.runs, *outcome.done)}
+        candidates.append(Candidate(text.knobs(changed), changed, not changed, outcome, rounds))
+    candidates.sort(key=lambda one: not one.is_baseline)
+    space = results.space
+    return Comparison(
+        results.folder, candidates, results.metric, metric, space.mode, rules, ratios,
+        space.at_once, of_search=results,
+    )  # fmt: skip
+
+
+def _knobs(trial: TrialRecord) -> dict[str, object]:
+    """Return the knobs without seed and workload file, of which every folder has a copy."""
+    return {name: value for name, value in trial.config.items() if name not in ("seed", "workload")}

@@ -1,16 +1,27 @@
-"""Which runs confirm a search: their folders, their search file, and their share of the error."""
+"""Confirm a search's winner: run finalists and baseline on new seeds and test the difference.
+
+The best of many trials is partly the luckiest one. Its value in the search is therefore a biased
+estimate. The confirming runs are made after it was chosen, on seeds that had no part in choosing
+it. Here are their folders, their search file, their share of the error, and what they show.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis import Results, noise
+from tunediff import analysis
+from tunediff.analysis import Results, comparison, last, noise
+from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.sequential import Rules
 from tunediff.analysis.statistics import LEVEL
+from tunediff.config import ConfigError
 from tunediff.experiment.model import Experiment, is_search
 
 FIRST_SHARE, FURTHER_SHARE = 0.85, 0.15
@@ -102,3 +113,45 @@ def latest(results: Results) -> Path | None:
     if settings is not None:
         present = content(results, settings.of, settings.seeds, {})["trials"]
     return of_finalists(results.folder, present) or next(reversed(folders(results.folder)), None)
+
+
+# ---- what they show
+def confirm(search: Results, runs: Results) -> Comparison:
+    """Test what `runs`, the results of the confirming folder, say about `search`."""
+    final, rules = f"final_{runs.metric}", Rules(runs.space.seeds, level(runs.folder))
+    has_final = any(last(trial, final) is not None for trial in runs.trials)
+    metric = final if has_final else runs.metric
+    compared = comparison.of_results(runs, rules, metric, search.ratios)
+    return dataclasses.replace(compared, search=search).judged()
+
+
+def read(results: Results) -> Comparison | None:
+    """Read the confirmation of a search that counts, see `counting`; None if there is none."""
+    if results.space.confirm is None or (chosen := latest(results)) is None:
+        return None
+    return counting(results, analysis.read(chosen), analysis.read)
+
+
+def counting(results: Results, runs: Results, read: Callable[[Path], Results]) -> Comparison | None:
+    """Return the confirmation of a search that counts, with the others as `others`, or None.
+
+    A configuration that was confirmed stays so, whatever other finalists show later. So it is the
+    first that has a winner, beginning with `runs`, those of the present finalists, else `runs`.
+    `read` reads a folder's results.
+    """
+    confirmations = list[Comparison]()
+    if runs.trials:  # `budget: total` may leave no time for them
+        present = confirm(results, runs)
+        if runs.ranked or present.ended:  # else the first runs are under way and change nothing yet
+            confirmations.append(present)
+    counted = len(confirmations)
+    for folder in folders(results.folder):
+        with contextlib.suppress(ConfigError):  # it is damaged
+            if folder != runs.folder and (other := read(folder)).trials:
+                confirmations.append(confirm(results, other))
+    default = confirmations[0] if counted else None
+    chosen = next((one for one in confirmations if one.winner is not None), default)
+    if chosen is None:
+        return None
+    others = [one for one in confirmations if one is not chosen]
+    return dataclasses.replace(chosen, others=others)

@@ -28,10 +28,10 @@ runs of which some diverged has this error in place of the t-test's, which sees 
 
 
 class Divergence(NamedTuple):
-    """How many runs of the baseline and of a rival diverged, of the rounds that both have."""
+    """How many runs of the baseline and of a challenger diverged, of the rounds that both have."""
 
     baseline: int = 0
-    rival: int = 0
+    challenger: int = 0
     rounds: int = 0
 
     def decided(self, level: float) -> bool:
@@ -49,24 +49,26 @@ class Divergence(NamedTuple):
     @property
     def _of_one_side(self) -> int:
         """Return the diverged runs of one side; 0 if both have some."""
-        return max(self.baseline, self.rival) if min(self.baseline, self.rival) == 0 else 0
+        return (
+            max(self.baseline, self.challenger) if min(self.baseline, self.challenger) == 0 else 0
+        )
 
 
 def diverged(
-    baseline: Values, rival: Values, lower_is_better: bool
+    baseline: Values, challenger: Values, lower_is_better: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return which values of each side are those of runs that diverged; all are finite."""
-    sides = np.stack([baseline, rival])
+    sides = np.stack([baseline, challenger])
     usual = float(np.median(np.abs(sides), axis=1).min())
     losses = sides if lower_is_better else -sides
     of_sides = (losses > FACTOR * usual) & (usual > 0)
     return of_sides[0], of_sides[1]
 
 
-def divergence(baseline: Values, rival: Values, lower_is_better: bool) -> Divergence:
+def divergence(baseline: Values, challenger: Values, lower_is_better: bool) -> Divergence:
     """Count the diverged runs of two sides with the same seeds, all values finite."""
-    of_baseline, of_rival = diverged(baseline, rival, lower_is_better)
-    return Divergence(int(of_baseline.sum()), int(of_rival.sum()), len(baseline))
+    of_baseline, of_challenger = diverged(baseline, challenger, lower_is_better)
+    return Divergence(int(of_baseline.sum()), int(of_challenger.sum()), len(baseline))
 
 
 def _needed(rounds: int, level: float) -> int:

@@ -1,9 +1,11 @@
-"""How large a difference must be at each look for the error of all looks together to be as given.
+"""How large a difference must be at each interim analysis for the error of all together to be as
+given.
 
-The error is spent over the looks, α·(rounds / max_rounds)^power until each (K. K. G. Lan, D. L.
-DeMets, Biometrika 70 (1983), 659–663; K. Kim, D. L. DeMets, Biometrika 74 (1987), 149–154): little
-on the first, whose estimate of the noise is worth little. Student's t with few degrees of freedom
-does not depend on the noise if there is no difference: the bounds are simulated from it.
+The error is spent over the interim analyses, α·(rounds / max_rounds)^power until each (K. K. G.
+Lan, D. L. DeMets, Biometrika 70 (1983), 659–663; K. Kim, D. L. DeMets, Biometrika 74 (1987),
+149–154): little on the first, whose estimate of the noise is worth little. Student's t with few
+degrees of freedom does not depend on the noise if there is no difference: the bounds are simulated
+from it.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tunediff.analysis.statistics import quantile
 from tunediff.search_space.model import FIRST_VERDICT
 
 FIRST = FIRST_VERDICT
-"""Rounds before the first look: two say next to nothing about their own noise."""
+"""Rounds before the first analysis: two say next to nothing about their own noise."""
 DRAWN = 2_400_000
 """Simulated rounds of twelve comparisons behind the bounds: their error is accurate to 2 %."""
 
@@ -37,14 +39,14 @@ class Plan(NamedTuple):
 
 
 EARLY, LATE = Plan(2, 1.0), Plan(4, 1.5)
-"""The usual plan, and that of several rivals, each of which has a smaller share of the error, in
+"""The usual plan, and that of several challengers, each of which has a smaller share of the error, in
 few rounds: it finds 2 sd of a run, of one in three, in 93 % (`benchmarks/believe`), not in 88 %."""
 FEW = 12
 """Rounds that are few."""
 
 
-def first_look(max_rounds: int) -> int:
-    """Return the number of rounds before the first look."""
+def first_analysis(max_rounds: int) -> int:
+    """Return the number of rounds before the first analysis."""
     return max(2, min(FIRST, max_rounds))
 
 
@@ -52,13 +54,13 @@ def first_look(max_rounds: int) -> int:
 def bounds(
     level: float, max_rounds: int, power: int, one_sided: bool = False, fixed: bool = False
 ) -> tuple[float, ...]:
-    """Return for 1 to `max_rounds` rounds how large |t| of a rival's differences must be for it to
+    """Return for 1 to `max_rounds` rounds how large |t| of a challenger's differences must be for it to
     differ, or for `one_sided` how large t must be for it to be better.
 
-    A rival that equals the baseline exceeds its bound at any look with probability `level`. The
-    bounds are simulated: at each look, the paths with the largest |t| leave, as many as spend the
-    error that is due until then. A look whose share is less than a path has no bound. `fixed` ones,
-    and those of too small a level, have one for the last look only, the quantile of Student's t.
+    A challenger that equals the baseline exceeds its bound at any interim analysis with probability `level`. The
+    bounds are simulated: at each interim analysis, the paths with the largest |t| leave, as many as spend the
+    error that is due until then. An analysis whose share is less than a path has no bound. `fixed` ones,
+    and those of too small a level, have one for the last analysis only, the quantile of Student's t.
     """
     if fixed or level * DRAWN < LEAST_PATHS * max_rounds:
         last = quantile(1 - (level if one_sided else level / 2), max_rounds - 1)
@@ -70,7 +72,7 @@ def bounds(
     with np.errstate(divide="ignore", invalid="ignore"):  # after one round the error is 0/0
         t = (means if one_sided else np.abs(means)) / np.sqrt(squares / (rounds - 1) / rounds)
     limits, remaining, spent = [math.inf] * max_rounds, np.ones(paths, bool), 0
-    for i in range(first_look(max_rounds) - 1, max_rounds):
+    for i in range(first_analysis(max_rounds) - 1, max_rounds):
         due = int(paths * level * ((i + 1) / max_rounds) ** power) - spent
         if due > 0:
             limits[i] = float(np.partition(t[remaining, i], -due)[-due])

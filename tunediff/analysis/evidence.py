@@ -10,11 +10,11 @@ import functools
 from typing import TYPE_CHECKING
 
 from tunediff import analysis
-from tunediff.analysis import Results, confirmation, confirming_runs, noise
-from tunediff.analysis.comparison import ITSELF, Comparison, Group, compare, speedup_values
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis import Results, confirming_runs, noise
+from tunediff.analysis.comparison import Comparison, over_seeds
 from tunediff.analysis.noise import Noise
-from tunediff.analysis.outcome import Outcome
+from tunediff.analysis.outcome import Candidate, Outcome
+from tunediff.analysis.speed import ITSELF, speedup, speedup_values
 from tunediff.analysis.statistics import Estimate
 from tunediff.config import ConfigError
 from tunediff.core.outcomes import Status, Verdict
@@ -33,7 +33,7 @@ class Evidence:
     """A search, with the noise and the tests that its conclusions need."""
 
     results: Results
-    confirmation: Confirmation | None = None
+    confirmation: Comparison | None = None
     """Its confirming runs, if there are any."""
     judged: Comparison | None = None
     """The sequential test of these runs, if they are confirming runs themselves."""
@@ -41,14 +41,14 @@ class Evidence:
     @functools.cached_property
     def compared(self) -> Comparison | None:
         """Return the comparison of a search with several seeds; None with one seed."""
-        return self.judged or (compare(self.results) if self.results.space.seeds > 1 else None)
+        return self.judged or (over_seeds(self.results) if self.results.space.seeds > 1 else None)
 
     @functools.cached_property
     def noise(self) -> Noise | None:
         """Return the noise of one run; None: not known, or every configuration has several runs."""
         if self.compared is not None:
             return None
-        confirming = self.confirmation.compared.results if self.confirmation is not None else None
+        confirming = self.confirmation.results if self.confirmation is not None else None
         return noise.measured(self.results, confirming)
 
     @functools.cached_property
@@ -61,17 +61,13 @@ class Evidence:
         """
         confirmed, compared, baseline = self.confirmation, self.compared, self.baseline
         if confirmed is not None and confirmed.winner is not None:
-            return confirmed.trial(confirmed.winner) or self._leader
+            return confirmed.trial_of(confirmed.winner) or self._leader
         if compared is not None:
-            better = [
-                rival for rival in compared.rivals if rival.difference.verdict == Verdict.BETTER
-            ]
-            if better:
-                loss = self.results.loss
-                return min(better, key=lambda rival: loss(rival.difference.estimate or 0.0)).done[0]
+            if compared.winner is not None:
+                return compared.winner.done[0]
             baseline_stays = baseline is not None and not self.outcome(baseline).failures
         else:
-            baseline_stays = confirmed is not None and confirmed.settled
+            baseline_stays = confirmed is not None and confirmed.is_conclusive
         return baseline if baseline_stays and baseline is not None else self._leader
 
     @property
@@ -79,7 +75,7 @@ class Evidence:
         """Return the leading trial among those that have not failed on new seeds, if any."""
         trials = [outcome.trial for outcome in self.results.ranked]
         for trial in trials:
-            group = self.confirmation.of(trial) if self.confirmation is not None else None
+            group = self.confirmation.candidate_of(trial) if self.confirmation is not None else None
             if group is None or not group.fails:
                 return trial
         return trials[0] if trials else None
@@ -143,8 +139,8 @@ class Evidence:
         """
         if self.is_baseline(trial):
             return None
-        if (group := self._runs(trial)) is not None:
-            return group.difference.verdict == Verdict.BETTER
+        if (group := self._candidate(trial)) is not None:
+            return None if group.verdict == Verdict.OPEN else group.verdict == Verdict.BETTER
         if self.outcome(trial).failures:
             return False
         of_base = self.outcome(self.baseline).value if self.baseline is not None else None
@@ -153,13 +149,11 @@ class Evidence:
             return None
         return not self.noise.within(of_base, value)
 
-    def _runs(self, trial: TrialRecord) -> Group | None:
+    def _candidate(self, trial: TrialRecord) -> Candidate | None:
         """Return the runs of a trial's configuration on several seeds; None: too few for a test."""
-        if self.compared is not None:
-            group: Group | None = self.compared.of(trial)
-        else:
-            group = self.confirmation.of(trial) if self.confirmation is not None else None
-        return group if group is not None and group.difference.verdict != Verdict.TOO_FEW else None
+        tested = self.compared or self.confirmation
+        candidate = tested.candidate_of(trial) if tested is not None else None
+        return candidate if candidate is not None and candidate.is_tested else None
 
     def speedup(self, trial: TrialRecord) -> Estimate | str:
         """Return how many times sooner a trial reaches the baseline's end, or a ratio of rates.
@@ -168,24 +162,28 @@ class Evidence:
         """
         if self.is_baseline(trial):
             return ITSELF
-        if self.compared is not None:
-            return self.compared.speedup(self.compared.of(trial))
-        if self.confirmation is not None and (group := self._runs(trial)) is not None:
-            return self.confirmation.compared.speedup(group)
+        tested = self.compared or self.confirmation
+        candidate = tested.candidate_of(trial) if tested is not None else None
+        if (
+            tested is not None
+            and candidate is not None
+            and (self.compared is not None or candidate.is_tested)
+        ):
+            return speedup(tested, candidate)
         if reason := self.results.no_baseline(trial):
             return reason
         if note := self.outcome(trial).failure_note:
             return f"it {note}"
         if not (better := self.better(trial)):
             return NOT_SIGNIFICANT if better is False else UNKNOWN
-        ratio = self.results.time_to_target_speedup(trial)
-        if ratio is None or ratio <= 1:
+        found = self.results.speedup(trial)
+        if found is None or found.ratio <= 1:
             return "its curve is not ahead"
         if not (self.results.by_rate or self.results.by_time) and (
-            reason := self._unsteady(trial, ratio)
+            reason := self._unsteady(trial, found.ratio)
         ):
             return reason
-        return Estimate(ratio, None, None, 1, self.results.at_first(trial))
+        return Estimate(found.ratio, None, None, 1, found.at_first)
 
     def _unsteady(self, trial: TrialRecord, ratio: float) -> str:
         """Return why seconds of single runs do not show that a trial is `ratio` times sooner, as a
@@ -204,10 +202,10 @@ class Evidence:
         by_end = not (self.results.by_rate or self.results.by_time)
         if not by_end or isinstance(self.speedup(trial), str):
             return None
-        ratio, base = self.results.time_to_target_speedup(trial), self.results.baseline_of(trial)
-        if base is None or not ratio or ratio <= 1:
+        found, base = self.results.speedup(trial), self.results.baseline_of(trial)
+        if base is None or found is None or found.ratio <= 1:
             return None
-        return float(base.points[-1][base.along]) / ratio
+        return float(base.points[-1][base.along]) / found.ratio
 
     def table(self) -> pd.DataFrame:
         """Return `Results.table` with `speedup` and `speedup_at_least`; empty: not determined.
@@ -238,15 +236,13 @@ def read(results: Results) -> Evidence:
     """Return what a search and its confirming runs have shown; for confirming runs, their test."""
     if confirming_runs.folder_within(results.folder):
         return of_confirming_runs(results, analysis.read(results.folder.parent))
-    return Evidence(results, confirmation.read(results))
+    return Evidence(results, confirming_runs.read(results))
 
 
 def of_confirming_runs(results: Results, search: Results) -> Evidence:
     """Return what confirming runs of `search` have shown by their sequential test."""
-    confirmed = confirmation.confirm(search, results)
-    return Evidence(
-        results, judged=confirmed.compared if confirmed.metric == results.metric else None
-    )
+    confirmed = confirming_runs.confirm(search, results)
+    return Evidence(results, judged=confirmed if confirmed.metric == results.metric else None)
 
 
 def choose(results: Results, trial: str | None) -> TrialRecord:

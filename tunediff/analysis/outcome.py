@@ -1,7 +1,8 @@
 """Hold what all runs of one configuration have shown: their values and their failures.
 
-Every ranking of configurations sorts `Outcome`s. The mean of the runs that survived is no result by
-itself: a configuration that diverges on two of three seeds often has the best value on the third.
+Every ranking of configurations sorts `Outcome`s, and every comparison has `Candidate`s. The mean of
+the runs that survived is no result by itself: a configuration that diverges on two of three seeds
+often has the best value on the third.
 """
 
 from __future__ import annotations
@@ -9,10 +10,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from tunediff.analysis.statistics import mean
-from tunediff.core.outcomes import Status
+import numpy as np
+
+from tunediff.analysis.statistics import Difference, mean, sd
+from tunediff.core.outcomes import Status, Verdict
 from tunediff.core.trial_record import TrialRecord
 
 
@@ -92,3 +96,72 @@ def by_configuration(trials: Iterable[TrialRecord]) -> list[list[TrialRecord]]:
     for trial in trials:
         groups.setdefault(json.dumps(trial.knobs, sort_keys=True), []).append(trial)
     return list(groups.values())
+
+
+class CurveMean(NamedTuple):
+    """The mean curve of a candidate at one evaluation."""
+
+    seconds: float
+    """In the unit of the budget."""
+    mean: float
+    sd: float
+    """Standard deviation over the seeds; 0 for one seed."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Candidate:
+    """A configuration, command or revision of a comparison, with all its runs."""
+
+    name: str
+    """`timesteps.name=speed weighting.name=p2`, or `baseline`; of two sides `A` and `B`."""
+    changed: dict[str, object]
+    """The drawn knobs that differ from the baseline."""
+    is_baseline: bool
+    """Whether the others are compared with it."""
+    outcome: Outcome
+    rounds: Mapping[int, TrialRecord]
+    """Its run of each round, by the seed or the number of the pair."""
+    difference: Difference = dataclasses.field(default_factory=Difference)
+    """From the baseline, with the verdict: `open` as long as the test goes on."""
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.difference.verdict
+
+    @property
+    def runs(self) -> list[TrialRecord]:
+        return self.outcome.runs
+
+    @property
+    def done(self) -> list[TrialRecord]:
+        """Return the runs that have a value."""
+        return self.outcome.done
+
+    @property
+    def fails(self) -> bool:
+        """Return whether it fails on a seed; the baseline, the reference, never counts so."""
+        return bool(self.outcome.failures) and not self.is_baseline
+
+    @property
+    def is_tested(self) -> bool:
+        """Return whether there were runs enough for a test, or none is made since it fails."""
+        return self.verdict == Verdict.FAILS or self.difference.resolution is not None
+
+    def values(self, metric: str) -> list[float]:
+        """Return the values at the end of the budget, in the order of the seeds."""
+        return dataclasses.replace(self.outcome, metric=metric).values
+
+    def curve(self, metric: str) -> list[CurveMean]:
+        """Return the mean over the runs that ended ok, at every evaluation that all have."""
+        by_index: dict[int, list[tuple[float, float]]] = {}
+        for trial in self.done:
+            for point in trial.points:
+                if point.get(metric) is not None:
+                    by_index.setdefault(point.index, []).append((point[trial.along], point[metric]))
+        means = []
+        for _, measured in sorted(by_index.items()):
+            if len(measured) == len(self.done):
+                seconds, values = zip(*measured, strict=True)
+                mean_s, mean_value = float(np.mean(seconds)), float(np.mean(values))
+                means.append(CurveMean(mean_s, mean_value, sd(values) or 0.0))
+        return means

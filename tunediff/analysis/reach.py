@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 from tunediff.core.target import Curve, seconds_to
+from tunediff.core.trial_record import TrialRecord
+
+
+class SpeedUp(NamedTuple):
+    """How many times sooner a run is as good as the baseline at its end."""
+
+    ratio: float
+    at_first: bool
+    """Whether it is at its first evaluation already, so that the ratio is a lower bound."""
 
 
 def smooth(curve: Curve) -> list[tuple[float, float]]:
@@ -39,3 +51,23 @@ def time_to_target_speedup(baseline: Curve, other: Curve) -> float | None:
         return reached / mine[-1][0] if reached else None
     reached = seconds_to(mine, base[-1][1])
     return base[-1][0] / reached if reached else None
+
+
+def curve(trial: TrialRecord, metric: str, along: str = "") -> list[tuple[float, float]]:
+    """Return (seconds in the budget's unit, or `along`; value) of every evaluation with a value."""
+    along = along or trial.along
+    points = [p for p in trial.points if p.get(metric) is not None and along in p]
+    return [(float(point[along]), float(point[metric])) for point in points]
+
+
+def speedup(baseline: TrialRecord, run: TrialRecord, metric: str, mode: str) -> SpeedUp | None:
+    """Return the speed-up of a run by both curves; None: one has no value at its end."""
+    if None in (baseline.value(metric), run.value(metric)):
+        return None
+    base, mine = (
+        [(seconds, value if mode == "min" else -value) for seconds, value in curve(one, metric)]
+        for one in (baseline, run)
+    )
+    if (ratio := time_to_target_speedup(base, mine)) is None:
+        return None
+    return SpeedUp(ratio, math.isclose(ratio, baseline.points[-1][baseline.along] / mine[0][0]))

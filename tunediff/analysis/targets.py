@@ -9,6 +9,7 @@ called better at most as often as the weaker of the two tests errs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +19,11 @@ from scipy import special
 from tunediff.analysis.error_spending import EARLY, bounds
 from tunediff.analysis.sequential import Rules
 from tunediff.analysis.statistics import printed_step
-from tunediff.core.errors import ConfigError
+from tunediff.config import Metric
 from tunediff.core.outcomes import Status
+from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import TrialRecord
-from tunediff.experiment.model import Counted
 
 
 class QualityGate(NamedTuple):
@@ -35,34 +36,46 @@ class QualityGate(NamedTuple):
     """What is to be shown, in words."""
 
 
-def target_gate(
-    b: NDArray[np.float64], target: Target, max_pairs: int, rules: Rules
-) -> QualityGate:
+def quality_gates(
+    values: NDArray[np.float64], runs: Sequence[TrialRecord], rules: Rules, lower: bool
+) -> list[QualityGate]:
+    """Return what has to be shown of B's values [2, pairs] for its seconds to count; NaN: no run."""
+    gates = list[QualityGate]()
+    if not rules.by_time:
+        return gates
+    # Pairs: margins and equality are tests of differences on equal seeds
+    a, b = values[:, np.isfinite(values).all(axis=0)]
+    if rules.target is not None and not all(map(ended_at_target, runs)):
+        gates.append(target_gate(b, rules.target, rules))
+    if rules.margin is not None:
+        gates.append(margin_gate(a, b, rules.margin, lower, rules))
+    if rules.within is not None:
+        within = rules.within * abs(float(a.mean())) if lower else rules.within
+        gates.append(equal_gate(a, b, within, rules))
+    return gates
+
+
+def target_gate(b: NDArray[np.float64], target: Target, rules: Rules) -> QualityGate:
     """Test whether the mean of B's values meets a target: a one-sample t-test after every pair."""
     worse = b - target.value if target.lower_is_better else target.value - b
-    words = f"the mean of B meets {target}"
-    return _gate(worse, 0.0, words, max_pairs, rules, printed_step(b))
+    return _gate(worse, 0.0, f"the mean of B meets {target}", rules, printed_step(b))
 
 
 def margin_gate(
-    a: NDArray[np.float64], b: NDArray[np.float64], margin: float, lower: bool, max_pairs: int,
-    rules: Rules,
-) -> QualityGate:  # fmt: skip
+    a: NDArray[np.float64], b: NDArray[np.float64], margin: float, lower: bool, rules: Rules
+) -> QualityGate:
     """Test whether B is worse than A by less than a margin, pair by pair."""
     worse, words = b - a if lower else a - b, f"B is not worse than A by {margin:g}"
-    return _gate(worse, margin, words, max_pairs, rules, _step_of_pairs(a, b))
+    return _gate(worse, margin, words, rules, _step_of_pairs(a, b))
 
 
 def equal_gate(
-    a: NDArray[np.float64], b: NDArray[np.float64], within: float, max_pairs: int, rules: Rules
+    a: NDArray[np.float64], b: NDArray[np.float64], within: float, rules: Rules
 ) -> QualityGate:
     """Test whether B differs from A by less than a bound either way: two one-sided tests (D. J.
     Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987), 657–680)."""
-    words = f"B equals A within {within:g}"
-    step = _step_of_pairs(a, b)
-    above, below = (
-        _gate(sign * (b - a), within, words, max_pairs, rules, step) for sign in (1, -1)
-    )
+    words, step = f"B equals A within {within:g}", _step_of_pairs(a, b)
+    above, below = (_gate(sign * (b - a), within, words, rules, step) for sign in (1, -1))
     p_values = [gate.p for gate in (above, below) if gate.p is not None]
     return QualityGate(above.shown and below.shown, max(p_values, default=None), words)
 
@@ -73,10 +86,9 @@ def _step_of_pairs(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 
 def _gate(
-    worse: NDArray[np.float64], margin: float, statement: str, max_pairs: int, rules: Rules,
-    step: float,
-) -> QualityGate:  # fmt: skip
-    """Test whether the mean of `worse` is below a margin, with the error of the looks so far.
+    worse: NDArray[np.float64], margin: float, statement: str, rules: Rules, step: float
+) -> QualityGate:
+    """Test whether the mean of `worse` is below a margin, with the error of the analyses so far.
 
     `step`: to which it is rounded, whose error (uniform, step/√12) is part of the noise: values
     that repeat themselves do not show that there is none.
@@ -85,7 +97,7 @@ def _gate(
     if n < 2:
         return QualityGate(False, None, statement)
     level = rules.level if rules.one_sided else rules.level / 2
-    limit = bounds(level, max_pairs, EARLY.power, one_sided=True, fixed=rules.fixed)[n - 1]
+    limit = bounds(level, rules.max_rounds, EARLY.power, one_sided=True, fixed=rules.fixed)[n - 1]
     room = margin - float(worse.mean())
     sd, rounding = float(worse.std(ddof=1)), step / math.sqrt(12)
     error = math.hypot(sd, rounding) / math.sqrt(n)
@@ -101,12 +113,12 @@ def ended_at_target(run: TrialRecord) -> bool:
     return bool(run.points) and run.points[-1].get(TIME_TO_TARGET) is not None
 
 
-def seconds_of(run: TrialRecord, target: Target | None, counted: Counted) -> float | None:
+def seconds_of(run: TrialRecord, rules: Rules) -> float | None:
     """Return the seconds of a run that count; None: it did not end ok, or missed its target."""
     if run.status != Status.OK or not run.points:
         return None
-    if counted == "first" and target is not None:
-        return target.seconds(run.points, run.along)
+    if rules.counted == "first" and rules.target is not None:
+        return rules.target.seconds(run.points, run.along)
     return float(run.points[-1][run.along])
 
 
@@ -114,11 +126,28 @@ def margin_of(words: str | None) -> float | None:
     """Return --margin, a bound in units of the metric. Raises `ConfigError`."""
     if words is None:
         return None
+    allowed = "a number above 0 in units of the metric, such as 0.01"
+    return _positive("--margin", words, words, allowed)
+
+
+def within_of(words: str | None, metric: Metric) -> float | None:
+    """Return `--within`: a share of A's value where lower is better, else the metric's units.
+
+    Raises `ConfigError`.
+    """
+    if words is None:
+        return None
+    if metric.mode == "max":
+        return _positive("--within", words, words, f"a number above 0, in units of {metric.name}")
+    allowed = f"a share of A's {metric.name} such as 2%"
+    number = words.removesuffix("%") if words.endswith("%") else ""
+    return _positive("--within", words, number, allowed) / 100
+
+
+def _positive(option: str, words: str, number: str, allowed: str) -> float:
     try:
-        value = float(words)
+        value = float(number)
     except ValueError:
         value = math.nan
-    if not 0 < value < math.inf:
-        allowed = "a number above 0 in units of the metric, such as 0.01"
-        raise ConfigError(f"--margin: {words!r} is not allowed; allowed: {allowed}")
+    allow(0 < value < math.inf, option, words, allowed)
     return value

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis import pairs
+from tunediff.analysis import sides as side_files
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_folder import freeze
 from tunediff.api.compare_setup import TWIN, Say, check_days, new_folder, twin
@@ -194,7 +194,7 @@ def planned(request: CommandCompareRequest) -> dict[str, Any]:
 
 
 def _named(request: CommandCompareRequest) -> list[tuple[str, Side]]:
-    return list(zip(pairs.SIDES, request.sides, strict=True))
+    return list(zip(side_files.SIDES, request.sides, strict=True))
 
 
 def try_sides(request: CommandCompareRequest, say: Say) -> None:
@@ -254,5 +254,5 @@ def create(request: CommandCompareRequest) -> None:
         ).write(new)
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
         undo.pop_all()
-    for name in pairs.SIDES:
+    for name in side_files.SIDES:
         worktrees.moved(folder / name / worktrees.SOURCE)

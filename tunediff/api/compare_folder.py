@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis import pairs
+from tunediff.analysis import sides as side_files
 from tunediff.api.compare_setup import CompareRequest
 from tunediff.core.files import write_text
 from tunediff.core.refusals import writing
@@ -22,12 +22,12 @@ def create(request: CompareRequest) -> None:
     folder, own_configs = request.folder, list[Any]()
     with writing("--storage", folder):
         new = folder.with_name(f".{folder.name}-{os.getpid()}")
-        for config, side in zip(request.sides, pairs.SIDES, strict=True):
+        for config, side in zip(request.sides, side_files.SIDES, strict=True):
             (new / side).mkdir(parents=True)
             own_configs.append(cfg.take_along(config, new / side))
             _replace_links(new / side, request.temporary)
             write_text(new / side / "config.yaml", cfg.dump(own_configs[-1], folder=new / side))
-        codes = [SideCode.of(new / side) for side in pairs.SIDES]
+        codes = [SideCode.of(new / side) for side in side_files.SIDES]
         freeze(new, own_configs, codes, request.draws_seeds)
         request.experiment.write(new)
         new.rename(folder)  # a folder of that name is complete, whenever this process is killed
@@ -39,7 +39,7 @@ def freeze(new: Path, configs: Sequence[Any], codes: Sequence[SideCode], draws: 
     seed = before = configs[0].seed
     if draws:
         seed = frozen_code.drawn_seed([code.digest for code in codes])
-        for config, side in zip(configs, pairs.SIDES, strict=True):
+        for config, side in zip(configs, side_files.SIDES, strict=True):
             seeded = cfg.override(config, {"seed": config.seed - before + seed}, check=False)
             write_text(new / side / "config.yaml", cfg.dump(seeded, folder=new / side))
     frozen_code.write(new, codes, seed, draws)

@@ -7,8 +7,8 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from tunediff.analysis import pairs
-from tunediff.analysis.pairs import Pairs
+from tunediff.analysis import sides as side_files
+from tunediff.analysis.comparison import Comparison
 from tunediff.api import command_setup, compare_folder, compare_setup
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.compare_lines import RunLines
@@ -53,7 +53,7 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
         try:
             with listeners.opened(_activity(folder, options), lines.say), alone(folder):
                 repeat_lost(folder)
-                if not pairs.read(folder).over:
+                if not Comparison.read(folder).ended:
                     command_time.charge()
                 _run_shown(folder, options, lines, listeners)
         finally:
@@ -68,12 +68,12 @@ def run(options: AnyOptions, lines: EventLines) -> Path:
 
 def _activity(folder: Path, options: AnyOptions) -> Activity:
     """Return what listeners need to know of a comparison."""
-    comparison = pairs.read(folder)
-    metric = comparison.metric.name
+    comparison = Comparison.read(folder)
+    metric = comparison.metric
     settings = {
         "objective": metric,
-        "budget_s": comparison.budget_s,
-        **dict(zip(pairs.SIDES, comparison.names, strict=True)),
+        "budget_s": comparison.experiment.limit.budget or 0.0,
+        **dict(zip(side_files.SIDES, comparison.names, strict=True)),
     }
     track = [] if options.track is None else ["--track", options.track]
     resume = text.command("compare", "--resume", folder.name, *track, storage=folder.parent)
@@ -112,13 +112,13 @@ def _run_shown(folder: Path, options: AnyOptions, lines: EventLines, listeners: 
         heart.beat()
 
     with contextlib.nullcontext() if lines.quiet else heart:
-        _run(pairs.read(folder), options, say, listeners)
+        _run(Comparison.read(folder), options, say, listeners)
 
 
-def _run(comparison: Pairs, options: AnyOptions, say: Say, listeners: Listeners) -> None:
+def _run(comparison: Comparison, options: AnyOptions, say: Say, listeners: Listeners) -> None:
     """Run pairs of trainings on workers of this machine or of a cluster, or of commands, which need
     no workers."""
-    if comparison.over:
+    if comparison.ended:
         return
     folder = comparison.folder
     kind = type(options) if isinstance(options, CommandCompareOptions) else CompareOptions
@@ -132,14 +132,14 @@ def _run(comparison: Pairs, options: AnyOptions, say: Say, listeners: Listeners)
         backend.say_through(say)
         rounds.run(folder, _rounds(comparison, say), backend, listeners)
     if isinstance(options, CommandCompareOptions):
-        for name in pairs.SIDES:  # the revisions stay in its file
+        for name in side_files.SIDES:  # the revisions stay in its file
             worktrees.remove(folder / name / worktrees.SOURCE)
 
 
 @contextlib.contextmanager
-def _backend(comparison: Pairs, options: AnyOptions, say: Say) -> Iterator[Backend]:
+def _backend(comparison: Comparison, options: AnyOptions, say: Say) -> Iterator[Backend]:
     """Yield what runs the sides of a comparison, and say what they may take."""
-    run_devices = at_once.as_it_began(comparison.test.at_once)
+    run_devices = at_once.as_it_began(comparison.at_once)
     if isinstance(options, CommandCompareOptions):
         _say_budget(comparison, say)
         yield CommandBackend(comparison.folder, comparison.configs, run_devices)
@@ -164,47 +164,47 @@ def _backend(comparison: Pairs, options: AnyOptions, say: Say) -> Iterator[Backe
         yield backend
 
 
-def _say_budget(comparison: Pairs, say: Say) -> None:
-    code = comparison.code
+def _say_budget(comparison: Comparison, say: Say) -> None:
+    code = side_files.content(comparison.folder, side_files.CODE)
     if code.get("drawn"):
-        digests = [code[side]["digest"][:12] for side in pairs.SIDES]
+        digests = [code[side]["digest"][:12] for side in side_files.SIDES]
         say(f"seeds from {code['first_seed']} on, by the digests of A and B: {', '.join(digests)}")
         if left := frozen_code.not_counted(code):
             say(left)
-    runs = f"at most {comparison.max_pairs} pairs × 2 × {comparison.run_length}"
-    if (count := comparison.test.at_once) > 1:
+    runs = f"at most {comparison.rules.max_rounds} pairs × 2 × {side_files.run_length(comparison)}"
+    if (count := comparison.at_once) > 1:
         runs += f", {count} runs at the same time"
     say(f"{runs}; results {comparison.folder}")
 
 
-def _rounds(comparison: Pairs, say: Say) -> rounds.Rounds:
+def _rounds(comparison: Comparison, say: Say) -> rounds.Rounds:
     """Return the pairs of a comparison, which say how far it is."""
-    folder, last_words = comparison.folder, [""]
+    folder, experiment, last_words = comparison.folder, comparison.experiment, [""]
 
-    def tell(now: Pairs) -> None:
+    def tell(now: Comparison) -> None:
         # a resumed one passes over the pairs that it has
-        if now.runs and (words := pair_words.so_far(now)) != last_words[-1]:
+        if now.rounds and (words := pair_words.so_far(now)) != last_words[-1]:
             last_words.append(words)
             say(words)
 
     def over() -> bool:
-        now = pairs.read(folder)
+        now = Comparison.read(folder)
         log_exceptions("how far it is", tell, now)
-        return now.over
+        return now.ended
 
     make = functools.partial(
         TrialSpec.of,
         folder.absolute(),
         role="side",
-        keeps=comparison.judges[0] is not None or comparison.judges[1] is not None,
-        budget=comparison.limits,
-        metric=comparison.test.objective,
-        mode=comparison.metric.mode,
+        keeps=experiment.judge is not None or experiment.holdout is not None,
+        budget=side_files.limits(comparison),
+        metric=comparison.objective,
+        mode=comparison.mode,
     )
-    sides = zip(comparison.configs, pairs.SIDES, strict=True)
+    sides = zip(comparison.configs, side_files.SIDES, strict=True)
     candidates = [(config, {"side": side}) for config, side in sides]
-    settings = candidates, comparison.max_pairs, make, over, comparison.test.at_once
-    if comparison.judges[0] is None:
+    settings = candidates, comparison.rules.max_rounds, make, over, comparison.at_once
+    if experiment.judge is None:
         return rounds.Rounds(*settings)
     judged = locked_judge.JudgedRounds(*settings)
     judged.comparison = comparison

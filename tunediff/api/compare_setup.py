@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis import pairs
+from tunediff.analysis import sides as side_files
+from tunediff.analysis.comparison import Comparison
 from tunediff.api import compare_sides
 from tunediff.api.command_options import CommandCompareOptions
 from tunediff.api.options import (
@@ -100,7 +101,7 @@ def resume(options: CompareOptions | CommandCompareOptions) -> Path:
     for trial in record.read_trials(folder):
         if not trial.finished:
             remote.pull(folder / "trials" / trial.name, heavy=True)
-    if not pairs.read(folder).over:
+    if not Comparison.read(folder).ended:
         frozen_code.check_unedited(folder, options.force)
     return folder
 
@@ -139,7 +140,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as temporary:
         sides = [
             compare_sides.side_of(words, Path(temporary) / side)
-            for words, side in zip(side_words, pairs.SIDES, strict=True)
+            for words, side in zip(side_words, side_files.SIDES, strict=True)
         ]
         named = any(word.startswith("seed=") for words in side_words for word in words)
         named = named or any(config.seed != PAIR_SEED_OFFSET for config in sides)
@@ -170,7 +171,7 @@ def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
             "unit": options.unit or "wall",
         }
         experiment = rules.changed(
-            candidates=dict(zip(pairs.SIDES, names, strict=True)), limit=limit
+            candidates=dict(zip(side_files.SIDES, names, strict=True)), limit=limit
         )
         measured = _check_sides(sides, side_words, options, say)
         draws_seeds = options.seed is None and not named
@@ -192,7 +193,7 @@ def _check_sides(
 ) -> dict[str, Any]:
     """Check files, room and users' workloads of both sides; return what was measured of A."""
     measured = dict[tuple[str, str], dict[str, Any]]()
-    for config, (name, *_), side in zip(sides, side_words, pairs.SIDES, strict=True):
+    for config, (name, *_), side in zip(sides, side_words, side_files.SIDES, strict=True):
         check_files(config, evaluates=True)
         if options.address is None:
             resources.divided(

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff.analysis import pairs
+from tunediff.analysis import sides as side_files
+from tunediff.analysis.comparison import Comparison
 from tunediff.api import command_calls, compare_run, notebook
 from tunediff.api.calls import (
     ProgressKeywords,
@@ -51,7 +52,7 @@ class PairedComparison:
         """Return what the comparison has shown."""
         values = self.json()
         del values["schema"]
-        return PairVerdict(**values, sentences=pair_words.sentences(pairs.read(self.folder)))
+        return PairVerdict(**values, sentences=pair_words.sentences(Comparison.read(self.folder)))
 
     def json(self) -> dict[str, Any]:
         """Return the result as `tunediff compare --json` prints it.
@@ -62,24 +63,24 @@ class PairedComparison:
 
     def pairs(self) -> pd.DataFrame:
         """Return one row per pair, as pairs.csv: seed, value, samples per second, status."""
-        return report.frame(pairs.read(self.folder))
+        return report.frame(Comparison.read(self.folder))
 
     def figure(self) -> Figure:
         """Return a figure with the curves of all runs."""
         show_figures()
         with style.drawing():
-            return report.figure(pairs.read(self.folder))
+            return report.figure(Comparison.read(self.folder))
 
     def report(self) -> Path:
         """Write report.html into the folder of the comparison and return its path."""
         with called():
-            return report.write_all(pairs.read(self.folder))
+            return report.write_all(Comparison.read(self.folder))
 
     def resume(
         self, address: str | None = None, cpus: int | None = None, progress: bool = True
     ) -> PairedComparison:
         """Go on with a comparison that was interrupted; see `run_comparison`."""
-        kind = CommandCompareOptions if pairs.of_commands(self.folder) else CompareOptions
+        kind = CommandCompareOptions if side_files.of_commands(self.folder) else CompareOptions
         options = kind(resume=self.name, storage=self.folder.parent, address=address, cpus=cpus)
         return _run(options, progress)
 
@@ -124,7 +125,7 @@ def run_comparison(a: Side = None, b: Side = None, **options: Any) -> PairedComp
         call = CompareCall(**options)
         asked: compare_run.AnyOptions
         if call.reproduce is not None:
-            if pairs.of_commands(call.reproduce):
+            if side_files.of_commands(call.reproduce):
                 asked = options_of(call, CommandCompareOptions)
             else:
                 asked = options_of(call, CompareOptions)

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from tunediff import config as cfg
-from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import HOLDOUT, JUDGE
+from tunediff.analysis.sides import HOLDOUT, JUDGE
 from tunediff.analysis.statistics import LEVEL
-from tunediff.analysis.targets import margin_of
+from tunediff.analysis.targets import margin_of, within_of
 from tunediff.command.trial import command_line
 from tunediff.config import ConfigError, Metric, Systems, of
 from tunediff.core.machine_options import MachineOptions
@@ -131,7 +130,7 @@ class VerdictOptions(TargetOptions):
             limit=Limit(target=self.target),
             test=SequentialTest(
                 pairs=most,
-                within=pairs.margin(self.within, metric),
+                within=within_of(self.within, metric),
                 level=self._level(),
                 one_sided=self.one_sided,
                 fixed=self.fixed,

@@ -13,7 +13,7 @@ from typing import Any
 
 from tunediff import analysis
 from tunediff.analysis import confirming_runs, evidence, journals
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.evidence import Evidence
 from tunediff.api import search_setup
 from tunediff.api.search_setup import SearchOptions, SearchRequest
@@ -225,6 +225,6 @@ def _announce(console: Console) -> None:
     console.say(f"confirming: {many} and the baseline, {seeds}")
 
 
-def _tell(console: Console, confirmed: Confirmation) -> None:
+def _tell(console: Console, confirmed: Comparison) -> None:
     verdict = "; ".join(verdicts.so_far(confirmed)) or "nothing to compare"
-    console.say(f"after {pluralize(confirmed.look.rounds, 'seed')}: {verdict}")
+    console.say(f"after {pluralize(confirmed.analysis.rounds, 'seed')}: {verdict}")

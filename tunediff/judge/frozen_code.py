@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis.pairs import CODE
+from tunediff.analysis.sides import CODE
 from tunediff.command import definition, worktrees
 from tunediff.config import copies, recorded
 from tunediff.core.errors import ConfigError

@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis import online_fdr, pairs
+from tunediff.analysis import online_fdr, sides
+from tunediff.analysis.comparison import Comparison
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.git import git
@@ -138,7 +139,7 @@ def begin(folder: Path, options: Any) -> None:
         line = {"name": folder.name, "level": level, "head": ledger.head}
         ledger.append("begin", id=key, **line, confirms=options.confirm)
         state = Ledger.read().state(key, options.level)
-    write_text(folder / pairs.LEDGER, json.dumps(state) + "\n")
+    write_text(folder / sides.LEDGER, json.dumps(state) + "\n")
 
 
 def own_level(spent: float, options: Any) -> float:
@@ -148,16 +149,15 @@ def own_level(spent: float, options: Any) -> float:
 
 def end(folder: Path) -> None:
     """Write the verdict of a comparison that is over into its ledger, once, if it has one."""
-    found = pairs.read(folder)
-    key, top = found.ledger.get("id"), Path(found.ledger.get("file", "/")).parent.parent
-    if (
-        key is None or found.verdict == Verdict.OPEN or not top.is_dir()
-    ):  # it may be of another machine
+    begun, verdict = sides.content(folder, sides.LEDGER), Comparison.read(folder).verdict
+    key, top = begun.get("id"), Path(begun.get("file", "/")).parent.parent
+    is_elsewhere = not top.is_dir()  # it may be of another machine
+    if key is None or verdict == Verdict.OPEN or is_elsewhere:
         return
     with _locked(top) as ledger:
         if all(entry.id != key for entry in ledger.entries):
             return  # its line is gone, as after a checkout of another branch; the verdict stays
         if any(entry.id == key and entry.verdict == Verdict.OPEN for entry in ledger.entries):
-            ledger.append("end", id=key, verdict=found.verdict)
-        state = Ledger.read(top).state(key, found.ledger["budget"])
-    write_text(folder / pairs.LEDGER, json.dumps(state) + "\n")
+            ledger.append("end", id=key, verdict=verdict)
+        state = Ledger.read(top).state(key, begun["budget"])
+    write_text(folder / sides.LEDGER, json.dumps(state) + "\n")

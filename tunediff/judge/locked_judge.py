@@ -17,9 +17,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import HOLDOUT, JUDGE
-from tunediff.analysis.pairs import Pairs
+from tunediff.analysis import sides
+from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.sides import HOLDOUT, JUDGE
 from tunediff.command.metrics import MetricPattern
 from tunediff.core import text, trial_record
 from tunediff.core.errors import TunediffError
@@ -93,26 +93,26 @@ def value_by(judge: Path, digest: str, run: Path, metric: str) -> float:
 class JudgedRounds(Rounds):
     """Rounds whose runs count by what a locked judge says of them."""
 
-    comparison: Pairs
+    comparison: Comparison
 
     def settle(self, spec: TrialSpec, trial_record: TrialRecord | None) -> None:
         super().settle(spec, judged(self.comparison, spec.folder, trial_record))
 
 
-def judged(comparison: Pairs, run: Path, record: TrialRecord | None) -> TrialRecord | None:
+def judged(comparison: Comparison, run: Path, record: TrialRecord | None) -> TrialRecord | None:
     """Write into the journal of a run what the judge says of it; return its record.
 
     A run of which it has no value has failed.
     """
-    digest, test = comparison.judges[0], comparison.test
+    digest = comparison.experiment.judge
     if digest is None or record is None or record.status != Status.OK or not record.points:
         return record
-    if record.value(test.metric) is not None:  # a resumed comparison has judged it
+    if record.value(comparison.metric) is not None:  # a resumed comparison has judged it
         return record
     journal = Journal(run)
     try:
-        value = value_by(comparison.folder / JUDGE, digest, run, test.objective)
-        journal.write("final", steps=record.points[-1].steps, **{test.objective: value})
+        value = value_by(comparison.folder / JUDGE, digest, run, comparison.objective)
+        journal.write("final", steps=record.points[-1].steps, **{comparison.objective: value})
     except JudgeError as error:
         journal.end(End(Status.ERROR, str(error)))
     return trial_record.read_trial(run)
@@ -123,14 +123,14 @@ def show_holdout(folder: Path) -> None:
 
     Its values, or why it has none, decide nothing, and are there only now.
     """
-    comparison = pairs.read(folder)
-    digest, file = comparison.judges[1], folder / pairs.HOLDOUT_VALUES
-    if digest is None or not comparison.over or file.is_file():
+    comparison = Comparison.read(folder)
+    digest, file = comparison.experiment.holdout, folder / sides.HOLDOUT_VALUES
+    if digest is None or not comparison.ended or file.is_file():
         return
-    values: dict[str, list[float]] = {side: [] for side in pairs.SIDES}
+    values: dict[str, list[float]] = {side: [] for side in sides.SIDES}
     try:
-        for run in (run for run in comparison.test.begun if run.status == Status.OK):
-            place, metric = folder / "trials" / run.name, comparison.test.objective
+        for run in (run for run in comparison.runs if run.status == Status.OK):
+            place, metric = folder / "trials" / run.name, comparison.objective
             value = value_by(folder / HOLDOUT, digest, place, metric)
             values[run.drawn["side"]].append(value)
         content = json.dumps(values)

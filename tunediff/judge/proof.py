@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import HOLDOUT, JUDGE
-from tunediff.analysis.pairs import Pairs
+from tunediff.analysis import sides
+from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.sides import HOLDOUT, JUDGE
 from tunediff.command import process, worktrees
 from tunediff.config import recorded
 from tunediff.core.errors import ConfigError
@@ -33,7 +33,7 @@ from tunediff.tuning.local import OUTPUT
 
 FILE, RESULT, COMMENT = frozen_code.PROOF, "result.json", "result.md"
 FILES = (
-    model.FILE, pairs.CODE, pairs.LEDGER, pairs.HOLDOUT_VALUES, JUDGE, HOLDOUT, OUTPUT,
+    model.FILE, sides.CODE, sides.LEDGER, sides.HOLDOUT_VALUES, JUDGE, HOLDOUT, OUTPUT,
     sessions.SESSIONS,
 )  # fmt: skip
 """Files of a comparison besides its sides and its runs, of which some may not be there."""
@@ -51,7 +51,7 @@ def write(folder: Path, out: Path) -> None:
     """Write into `out` what proves the comparison in `folder`. Raises `OSError`, `ConfigError`."""
     from tunediff.report import pairs as report  # imports matplotlib
 
-    comparison = pairs.read(folder)
+    comparison = Comparison.read(folder)
     paths = [folder / name for name in FILES]
     for side in recorded.SIDES:
         paths += [folder / side / recorded.CONFIG]
@@ -65,7 +65,7 @@ def write(folder: Path, out: Path) -> None:
     result = {**pair_summary.as_json(folder), "results": ".", "report": ""}
     write_text(out / RESULT, json.dumps(result, indent=2, default=str) + "\n")
     write_text(out / COMMENT, report.comment(comparison) + "\n")
-    runs = sorted(comparison.test.begun, key=lambda run: run.started)
+    runs = sorted(comparison.runs, key=lambda run: run.started)
     content = {
         "format": cfg.FORMAT,
         "order": [f"{run.drawn['side']} seed {run.seed}" for run in runs],
@@ -86,12 +86,12 @@ def copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _copy_sources(comparison: Pairs, out: Path) -> tuple[list[str], dict[str, Any]]:
+def _copy_sources(comparison: Comparison, out: Path) -> tuple[list[str], dict[str, Any]]:
     """Copy the files of both commands. Return the sides whose files have changed meanwhile, and
     the files that are too large, with size in bytes and digest."""
     changed, large = dict[str, None](), dict[str, Any]()
-    for side in recorded.SIDES if pairs.of_commands(comparison.folder) else ():
-        code = comparison.code[side]
+    for side in recorded.SIDES if sides.of_commands(comparison.folder) else ():
+        code = sides.content(comparison.folder, sides.CODE)[side]
         with contextlib.ExitStack() as undo:
             runs_in = frozen_code.working_folder(comparison.folder / side)
             if not runs_in.is_dir() and code["commit"] is not None:  # the worktree is gone by now

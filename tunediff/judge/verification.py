@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis import pairs
-from tunediff.analysis.pair_test import HOLDOUT, JUDGE, PairTest
+from tunediff.analysis import sides
+from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.sides import HOLDOUT, JUDGE
 from tunediff.command import definition, worktrees
 from tunediff.command.metrics import NUMBER, MetricPattern, as_number
 from tunediff.command.process import LOG
@@ -28,7 +29,6 @@ from tunediff.core.outcomes import Status
 from tunediff.core.refusals import check_name, check_new, timed_name, writing
 from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment import model
-from tunediff.experiment.model import Experiment
 from tunediff.judge import frozen_code, locked_judge, proof
 from tunediff.report.pair_summary import measured
 from tunediff.report.words import EFFECTS
@@ -46,8 +46,7 @@ class CheckedFolder:
     """What the check of one folder has found."""
 
     folder: Path
-    test: PairTest
-    experiment: Experiment
+    comparison: Comparison
     files: Mapping[str, str]
     """SHA-256 of its files by name."""
     faults: list[str]
@@ -60,40 +59,45 @@ class CheckedFolder:
         """Return the result of the check, for `verify --json`."""
         return {
             "folder": str(self.folder),
-            "a": self.experiment.candidates["A"],
-            "b": self.experiment.candidates["B"],
+            "a": self.comparison.names[0],
+            "b": self.comparison.names[1],
             "verified": not self.faults,
             "faults": self.faults,
             "notes": self.notes,
-            **measured(self.test),
+            **measured(self.comparison),
         }
 
 
 def check(folder: Path) -> CheckedFolder:
     """Check a folder that `compare --out` has written. Raises `ConfigError` for another one."""
-    for name in (proof.FILE, proof.RESULT, model.FILE, pairs.CODE):
+    for name in (proof.FILE, proof.RESULT, model.FILE, sides.CODE):
         if not (folder / name).is_file():
             raise ConfigError(
                 f"{folder}: has no {name}; allowed: what tunediff compare --out has written"
             )
     said, result, code = (
-        frozen_code.read_json(folder / name) for name in (proof.FILE, proof.RESULT, pairs.CODE)
+        frozen_code.read_json(folder / name) for name in (proof.FILE, proof.RESULT, sides.CODE)
     )
-    experiment = Experiment.read(folder)
+    comparison = Comparison.read(folder)
     cfg.check_format(said.get("format"), f"{folder / proof.FILE}: format")
-    test = PairTest.read(folder, experiment)
     files, large = said.get("files", {}), said.get("not_copied", {})
-    computed = measured(test) | {"first_seed": code["first_seed"], "seeds_drawn": code["drawn"]}
+    computed = measured(comparison) | {
+        "first_seed": code["first_seed"],
+        "seeds_drawn": code["drawn"],
+    }
     for side, name in zip(recorded.SIDES, ("a", "b"), strict=True):
-        computed |= {name: experiment.candidates[side], f"{name}_digest": code[side]["digest"]}
+        computed |= {
+            name: comparison.experiment.candidates[side],
+            f"{name}_digest": code[side]["digest"],
+        }
     faults = [
         *_other_files(folder, files),
-        *_other_rules(folder, test),
+        *_other_rules(comparison),
         *_other_numbers(computed, result),
-        *_other_comment(folder / proof.COMMENT, test, computed),
+        *_other_comment(folder / proof.COMMENT, comparison, computed),
         *_other_code(folder, code, large),
-        *_other_runs(folder, code, test),
-        *_other_judges(folder, experiment),
+        *_other_runs(comparison, code),
+        *_other_judges(comparison),
     ]
     notes = [
         f"{side}: its files changed while it ran; the copy is of the end"
@@ -102,7 +106,7 @@ def check(folder: Path) -> CheckedFolder:
     notes += [f"{name}: {file['bytes']} bytes, is not there" for name, file in large.items()]
     notes += filter(None, [frozen_code.not_counted(code)])
     notes += [] if code["drawn"] else ["its first seed was chosen, or it has none"]
-    return CheckedFolder(folder, test, experiment, files, faults, notes)
+    return CheckedFolder(folder, comparison, files, faults, notes)
 
 
 def _other_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
@@ -120,10 +124,11 @@ def _other_files(folder: Path, files: Mapping[str, str]) -> Iterator[str]:
     yield from (f"{name}: was not there" for name in found.keys() - files.keys())
 
 
-def _other_rules(folder: Path, test: PairTest) -> Iterator[str]:
+def _other_rules(comparison: Comparison) -> Iterator[str]:
     """Yield each rule that `compare` refuses; a ledger's levels may be small."""
-    level, most = test.rules.level, test.max_pairs
-    if not (0.001 <= level <= 0.5 or (0 < level < 0.5 and (folder / pairs.LEDGER).is_file())):
+    level, most = comparison.rules.level, comparison.rules.max_rounds
+    has_ledger = (comparison.folder / sides.LEDGER).is_file()
+    if not (0.001 <= level <= 0.5 or (0 < level < 0.5 and has_ledger)):
         yield f"{model.FILE}: level: {level} is not allowed; allowed: 0.001 to 0.5"
     if not 3 <= most <= 100:
         yield f"{model.FILE}: pairs: {most} is not allowed; allowed: 3 to 100"
@@ -144,7 +149,9 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _other_comment(file: Path, test: PairTest, computed: Mapping[str, Any]) -> Iterator[str]:
+def _other_comment(
+    file: Path, comparison: Comparison, computed: Mapping[str, Any]
+) -> Iterator[str]:
     """Yield what the text for a pull request says otherwise: verdict, difference, pairs."""
     text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     verdict = f"**tunediff: {computed['verdict']}.**"
@@ -154,7 +161,7 @@ def _other_comment(file: Path, test: PairTest, computed: Mapping[str, Any]) -> I
     shown = _EFFECT.search(text.partition("\n")[0])
     if shown and len(effect) == 3 and not all(map(_shows, shown.groups(), effect)):
         yield f"{file.name}: {shown[0]}, which does not follow from the journals"
-    values = dict(enumerate(test.values.T.tolist(), 1))
+    values = dict(enumerate(comparison.values.T.tolist(), 1))
     for number, *words in _PAIR.findall(text):
         row = values.pop(int(number), [])
         if not row or not all(_shows(*one) for one in zip(words, row, strict=True)):
@@ -194,8 +201,9 @@ def _other_code(folder: Path, code: Mapping[str, Any], large: Mapping[str, Any])
         yield f"first_seed: {first} does not follow from the digests of the code"
 
 
-def _other_runs(folder: Path, code: Mapping[str, Any], test: PairTest) -> Iterator[str]:
+def _other_runs(comparison: Comparison, code: Mapping[str, Any]) -> Iterator[str]:
     """Yield what contradicts the side of a run: its name, configuration, seed and log."""
+    folder = comparison.folder
     for row, side in enumerate(recorded.SIDES):
         expected = cfg.flatten(cfg.read_yaml(folder / side / recorded.CONFIG))
         expected = {
@@ -203,7 +211,7 @@ def _other_runs(folder: Path, code: Mapping[str, Any], test: PairTest) -> Iterat
         }
         file = folder / side / FOLDER / definition.FILE
         command = cfg.read_yaml(file) if file.is_file() else {}
-        for number, pair in enumerate(test.runs):
+        for number, pair in enumerate(comparison.rounds):
             if (run := pair[row]) is None:
                 continue
             if run.drawn.get("side") != side:
@@ -211,25 +219,29 @@ def _other_runs(folder: Path, code: Mapping[str, Any], test: PairTest) -> Iterat
             for knob, value in expected.items():
                 if (ran := run.config.get(knob)) != value:
                     yield f"{run.name}: {knob} was {ran}, not {value} as in {side}/{recorded.CONFIG}"
-            seed = code["first_seed"] + number + row * test.equal * frozen_code.TWIN_DISTANCE
+            seed = (
+                code["first_seed"]
+                + number
+                + row * comparison.rules.equal * frozen_code.TWIN_DISTANCE
+            )
             if code["drawn"] and run.seed != seed:
                 yield f"{run.name}: its seed is {run.seed}, not {seed}"
-            yield from _other_log(folder / "trials" / run.name, run, test, command)
+            yield from _other_log(folder / "trials" / run.name, run, comparison, command)
 
 
 def _other_log(
-    place: Path, run: TrialRecord, test: PairTest, command: Mapping[str, Any]
+    place: Path, run: TrialRecord, comparison: Comparison, command: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the value of a run that is not among the numbers of the log from which it was read."""
-    is_judged = test.metric != test.objective
+    is_judged = comparison.metric != comparison.objective
     log = place / (locked_judge.LOG if is_judged else LOG)
     is_mean = str(command.get("reduce", "last")).startswith("mean")
     is_read = is_judged or (command and command.get("metrics") is None and not is_mean)
     if run.status != Status.OK or not is_read or not log.is_file():
         return
-    text, value = log.read_text(errors="replace"), run.value(test.metric)
+    text, value = log.read_text(errors="replace"), run.value(comparison.metric)
     pattern = MetricPattern(
-        test.objective, None if is_judged else command.get("pattern"), "pattern"
+        comparison.objective, None if is_judged else command.get("pattern"), "pattern"
     )
     printed = {pattern.find(line) for line in text.splitlines()}
     printed |= {as_number(word) for word in re.findall(NUMBER, text, re.IGNORECASE)}
@@ -237,11 +249,11 @@ def _other_log(
         yield f"{place.name}/{log.name}: has no {value}, the value of the run by its journal"
 
 
-def _other_judges(folder: Path, experiment: Experiment) -> Iterator[str]:
+def _other_judges(comparison: Comparison) -> Iterator[str]:
     """Yield each judge that is not the one that was locked."""
     for key, name in (("judge", JUDGE), ("holdout", HOLDOUT)):
-        digest = getattr(experiment, key)
-        if digest is not None and frozen_code.sha256(folder / name) != digest:
+        digest = getattr(comparison.experiment, key)
+        if digest is not None and frozen_code.sha256(comparison.folder / name) != digest:
             yield f"{name}: is not the {key} that was locked"
 
 
@@ -256,13 +268,13 @@ def reproduce(source: Path, storage: Path, name: str | None, say: Callable[[str]
     checked = check(source)
     if checked.faults:
         raise ConfigError(f"{source}: is not as it was written: {checked.faults[0]}")
-    at_once.as_it_began(checked.test.at_once)  # refuses what this machine cannot run
+    at_once.as_it_began(checked.comparison.at_once)  # refuses what this machine cannot run
     name = name or timed_name("reproduce")
     folder = storage.resolve() / name
     check_name(name)
     check_new(folder)
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
-    parts = (model.FILE, pairs.CODE, JUDGE, HOLDOUT, *recorded.SIDES)
+    parts = (model.FILE, sides.CODE, JUDGE, HOLDOUT, *recorded.SIDES)
     with writing("--storage", folder):
         for file in checked.files:  # what has a digest, and nothing else
             if file.partition("/")[0] in parts:
@@ -270,8 +282,8 @@ def reproduce(source: Path, storage: Path, name: str | None, say: Callable[[str]
         for side in recorded.SIDES:
             _run_in_copy(new / side, folder / side)
         new.rename(folder)
-    names = checked.experiment.candidates
-    say(f"runs the code in {source}: A is {names['A']}, B is {names['B']}")
+    a, b = checked.comparison.names
+    say(f"runs the code in {source}: A is {a}, B is {b}")
     return folder
 
 

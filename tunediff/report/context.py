@@ -10,12 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tunediff.analysis import Results, journals
-from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation, counting
-from tunediff.analysis.confirming_runs import folder_within, latest
+from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.confirming_runs import counting, folder_within, latest
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
 from tunediff.analysis.importance import Importance, importance, searched
 from tunediff.analysis.journals import SearchSession
+from tunediff.analysis.outcome import Candidate
 from tunediff.analysis.speed import rate
 from tunediff.config import ConfigError
 from tunediff.core import text
@@ -157,11 +157,11 @@ def objective_meaning(context: ReportContext) -> str:
     return f"{context.label}: {'; '.join(filter(None, details))}."
 
 
-def marked(compared: Comparison, best: Group | None) -> list[str]:
+def marked(compared: Comparison, best: Candidate | None) -> list[str]:
     """Return the CSS class of every row of a table with one row per configuration."""
     return [
-        "baseline" if not group.changed else "winner" if group is best else ""
-        for group in compared.groups
+        "baseline" if one.is_baseline else "winner" if one is best else ""
+        for one in compared.candidates
     ]
 
 
@@ -209,7 +209,7 @@ def _read_results(folder: Path) -> Results:
     return journals.read(folder)[0]
 
 
-def _confirmation(results: Results) -> tuple[Confirmation | None, str]:
+def _confirmation(results: Results) -> tuple[Comparison | None, str]:
     """Return the newest confirmation, and a sentence if its runs are incomplete or unreadable."""
     if results.space.confirm is None or (folder := latest(results)) is None:
         return None, ""
@@ -219,7 +219,7 @@ def _confirmation(results: Results) -> tuple[Confirmation | None, str]:
         return None, f"The confirming runs cannot be read: {error}"
     confirmation = counting(results, runs, _read_results)
     sentences = []
-    if confirmation is None or not confirmation.over:
+    if confirmation is None or not confirmation.ended:
         ended = pluralize(sum(trial.finished for trial in runs.trials), "run has", "runs have")
         sentences.append(f"The confirming runs are not complete: {ended} ended.")
     if unreadable:

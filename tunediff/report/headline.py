@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from tunediff.analysis import Results, journals, last
-from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.evidence import NOT_SIGNIFICANT, Evidence
-from tunediff.analysis.outcome import Outcome, failed
+from tunediff.analysis.outcome import Candidate, Outcome, failed
 from tunediff.core.outcomes import Status, Verdict
 from tunediff.core.text import knobs, number, pluralize
 from tunediff.core.trial_record import TrialRecord
@@ -89,48 +88,50 @@ def _no_result(results: Results) -> str:
     return f"{sentence}, and {ended} ended without one." if ended else f"{sentence}."
 
 
-def of_confirmation(confirmation: Confirmation) -> str:
+def of_confirmation(confirmation: Comparison) -> str:
     """Return the verdict of the confirming runs."""
     if (group := confirmation.leader) is None:
-        ran = "ran" if confirmation.over else "has run"
+        ran = "ran" if confirmation.ended else "has run"
         return f"No finalist {ran} to its end: nothing is confirmed."
-    seeds = len(confirmation.values(group))
+    seeds = len(group.done)
     if confirmation.winner is None:
         # The verdict rests on the complete rounds; the leader may have failed before them.
-        most = max(len(confirmation.values(other)) for other in confirmation.compared.rivals)
-        seeds = min(confirmation.look.rounds or most, most)
+        most = max(len(other.done) for other in confirmation.challengers)
+        seeds = min(confirmation.analysis.rounds or most, most)
     noise = f"better than the baseline by more than the noise on {pluralize(seeds, 'new seed')}"
     if confirmation.winner is not None:
         return f"{group.name} wins: {noise}{_effect(confirmation, group)}."
-    primary = confirmation.primary or group
+    primary = confirmation.challengers[0]
     search = f"{primary.name} was the best finalist in the search."
-    if lost := next(filter(failed, primary.runs), None):
+    if lost := confirmation.failure_of(primary):
         end = f"ended as {lost.status} on the new seed {lost.config['seed']}"
         search = f"{primary.name}, the best finalist in the search, {end}."
-    if confirmation.settled:
+    if confirmation.is_conclusive:
         return f"No finalist is {noise}: the baseline stays. {search}"
-    if (failure := confirmation.baseline_failure) is not None:
+    base = confirmation.baseline
+    failure = confirmation.failure_of(base) if base is not None else None
+    if failure is not None:
         end = f"ended as {failure.status} on the new seed {failure.config['seed']}"
         return f"Nothing is confirmed: the baseline {end}. {search}"
     return f"Not decided yet: no finalist is {noise}. {search}"
 
 
-def _effect(confirmation: Confirmation, group: Group) -> str:
+def _effect(confirmation: Comparison, group: Candidate) -> str:
     """Return how a finalist compares, `: FD 0.5 (0.4 … 0.6) times the baseline's`, or ''."""
-    compared = confirmation.compared
-    effect = interval(group.difference, compared.ratios)
+    effect = interval(group.difference, confirmation.ratios)
     if effect in ("", OPEN):
         return ""
-    how = "times" if compared.ratios else "compared with"
-    return f": {compared.results.title} {effect} {how} the baseline's"
+    how = "times" if confirmation.ratios else "compared with"
+    return f": {confirmation.results.title} {effect} {how} the baseline's"
 
 
 def _best_of_seeds(evidence: Evidence, compared: Comparison, best: TrialRecord) -> list[Part]:
-    group = compared.of(best)
+    group = compared.candidate_of(best)
+    assert group is not None
     values, difference = group.values(compared.metric), group.difference
     value = f"{compared.results.title} {with_sd(values)} over {pluralize(len(values), 'seed')}"
     reached = noted(value, group.outcome)
-    if not group.changed:
+    if group.is_baseline:
         none = "No configuration is shown to be better than the "
         return [(none, ""), (group.name, "baseline"), (f": {reached}", "")]
     parts = [(group.name, "winner"), (f" is best: {reached}", "")]
@@ -140,7 +141,7 @@ def _best_of_seeds(evidence: Evidence, compared: Comparison, best: TrialRecord) 
     if effect != OPEN:
         ratio, gap = f"{effect} times the baseline's", f"a difference of {effect} from the baseline"
         parts.append((f", {ratio if compared.ratios else gap}", ""))
-    tests = "comparisons and looks" if evidence.judged is not None else "comparisons"
+    tests = "comparisons and interim analyses" if evidence.judged is not None else "comparisons"
     significant = f"significant at 5 %, corrected for all {tests}"
     return [*parts, (f". The difference from the baseline is {significant}", "")]
 
@@ -221,6 +222,8 @@ def _crossing(evidence: Evidence, best: TrialRecord, base: TrialRecord) -> str:
         return ""
     ratio = number(base.points[-1][base.along] / seconds)
     when = f"after {secs(seconds)}: {ratio}"
-    if evidence.results.at_first(best):  # it may have been that good before
+    if (
+        found := evidence.results.speedup(best)
+    ) is not None and found.at_first:  # it may have been that good before
         when = f"before its first evaluation, at {secs(seconds)}: at least {ratio}"
     return f". It is as good as the baseline at its end {when} times faster"

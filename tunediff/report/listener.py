@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import analysis
-from tunediff.analysis import evidence, pairs
+from tunediff.analysis import evidence
+from tunediff.analysis.comparison import Comparison
 from tunediff.core.listeners import Activity, Listener, Say
 
 
@@ -43,7 +44,7 @@ def _of_search(folder: Path) -> None:
     read = evidence.read(analysis.read(folder))
     outputs.write_all(read.results)
     if (confirmed := read.confirmation) is not None:
-        outputs.write_all(confirmed.compared.results)
+        outputs.write_all(confirmed.results)
         outputs.confirmation(confirmed)
     page.write_all(context.read(folder, folder.name, folder.parent), folder)
 
@@ -51,4 +52,4 @@ def _of_search(folder: Path) -> None:
 def _of_comparison(folder: Path) -> None:
     from tunediff.report import pairs as page
 
-    page.write_all(pairs.read(folder))
+    page.write_all(Comparison.read(folder))

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff.analysis import Results
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.evidence import read as read_evidence
 from tunediff.analysis.pareto import pareto_table
 from tunediff.core.environment import hardware
@@ -49,20 +49,22 @@ def write_all(results: Results) -> Written:
     measured = f"\nmeasured on {' and '.join(used)}" if used else ""
     evidence = read_evidence(results)
     highlights = Highlights.of(evidence)
-    written = _csv(results, "trials.csv", evidence.table())
-    written |= _csv(results, "curves.csv", results.curves())
+    written = _csv(results.folder, "trials.csv", evidence.table())
+    written |= _csv(results.folder, "curves.csv", results.curves())
     written |= _png(
         results, "curves.png", lambda: curves.of_trials(results, highlights), about + measured
     )
     if results.space.cost is not None:
-        written |= _csv(results, "pareto.csv", pareto_table(results))
+        written |= _csv(results.folder, "pareto.csv", pareto_table(results))
     if (compared := evidence.compared) is not None:
-        best = compared.of(evidence.best) if evidence.best is not None else None
+        best = compared.candidate_of(evidence.best) if evidence.best is not None else None
         lines = [markdown_table(comparison_table(compared)), ""]
         lines += [f"- {sentence}" for sentence in conclusions(compared)]
-        means = f"{about}; " * bool(about) + f"{compared.seeds} seeds: mean ± sd{measured}"
-        written |= _csv(results, "comparison.csv", compared.table())
-        written |= _markdown(results, "comparison.md", results.folder.name, lines)
+        means = (
+            f"{about}; " * bool(about) + f"{compared.rules.max_rounds} seeds: mean ± sd{measured}"
+        )
+        written |= _csv(results.folder, "comparison.csv", compared.table())
+        written |= _markdown(results.folder, "comparison.md", results.folder.name, lines)
         written |= _png(results, "comparison.png", lambda: seeds.of_means(compared, best), means)
     if results.space.study is not None:
         written |= study(results, studies.table(results))
@@ -74,20 +76,23 @@ def study(results: Results, table: studies.StudyTable) -> Written:
     about, title = measured_on(results), table.study.title or results.folder.name
     lines = [*([about + ".", ""] if about else []), markdown_table(table.cells(80)), ""]
     lines += [f"- {note}" for note in table.notes()]
-    written = _csv(results, "study.csv", table.frame())
-    written |= _markdown(results, "study.md", title, lines)
+    written = _csv(results.folder, "study.csv", table.frame())
+    written |= _markdown(results.folder, "study.md", title, lines)
     if table.study.has_figure:
         written |= _png(results, "study.png", lambda: studies.figure(table, about))
     return written
 
 
-def confirmation(confirmation: Confirmation) -> Written:
+def confirmation(confirmation: Comparison) -> Written:
     """Write `confirm.csv` and `confirm.md` for the search; return their paths by file name."""
-    search, table = confirmation.search, plain_table(confirmation_table(confirmation))
+    search, table = (
+        confirmation.results.folder.parent,
+        plain_table(confirmation_table(confirmation)),
+    )
     lines = [f"{sentence}\n" for sentence in sentences(confirmation)]
     lines += ["```text", table, "```", "", f"- {INTERVALS}"]
     confirmed = "confirmed" if confirmation.winner else "not confirmed"
-    title = f"{search.folder.name}: {confirmed}{'' if confirmation.over else ' so far'}"
+    title = f"{search.name}: {confirmed}{'' if confirmation.ended else ' so far'}"
     written = _csv(search, "confirm.csv", confirmation.table())
     return written | _markdown(search, CONFIRMATION, title, lines)
 
@@ -104,14 +109,14 @@ def measured_on(results: Results) -> str:
     return f"{hardware(environment)}, {cores}, {torch}, {budget}"
 
 
-def _csv(results: Results, name: str, frame: pd.DataFrame) -> Written:
-    path = results.folder / name
+def _csv(folder: Path, name: str, frame: pd.DataFrame) -> Written:
+    path = folder / name
     write_csv(path, frame.columns, frame.itertuples(index=False, name=None))
     return {name: path}
 
 
-def _markdown(results: Results, name: str, title: str, lines: Sequence[str]) -> Written:
-    path = results.folder / name
+def _markdown(folder: Path, name: str, title: str, lines: Sequence[str]) -> Written:
+    path = folder / name
     path.write_text("\n".join([f"# {title}", "", *lines]) + "\n", encoding="utf-8")
     return {name: path}
 

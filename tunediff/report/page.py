@@ -91,7 +91,7 @@ def _state(context: ReportContext) -> str:
     written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(context.now))
     if ended >= planned:
         confirmation = context.evidence.confirmation
-        complete = not context.confirming or (confirmation is not None and confirmation.over)
+        complete = not context.confirming or (confirmation is not None and confirmation.ended)
         state = "finished" if complete else "trials finished, confirming runs not complete"
         words = [state, count, written]
     elif not sessions:

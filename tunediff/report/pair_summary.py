@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis import disturbed_count, pairs
-from tunediff.analysis.pair_test import PairTest, without_effect
-from tunediff.analysis.pairs import Pairs
+from tunediff.analysis import disturbed_count, sides
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.statistics import mean, sd
 from tunediff.core import text
 from tunediff.core.target import TIME_TO_TARGET
@@ -20,10 +19,10 @@ from tunediff.tuning import sessions
 
 def as_json(folder: Path) -> dict[str, Any]:
     """Return the result of a comparison as `--json` prints it."""
-    return text.versioned(_result(pairs.read(folder)))
+    return text.versioned(_result(Comparison.read(folder)))
 
 
-def _result(result: pairs.Pairs) -> dict[str, Any]:
+def _result(result: Comparison) -> dict[str, Any]:
     failure = words.failure(result, result.failure) if result.failure is not None else None
     wall_s, report_path = sessions.spent_s(result.folder), str(result.folder / PAGE)
     return _compare(result, failure, wall_s, report_path).model_dump()
@@ -31,7 +30,7 @@ def _result(result: pairs.Pairs) -> dict[str, Any]:
 
 def lines(folder: Path) -> list[str]:
     """Return the result of a comparison as lines of text."""
-    result = pairs.read(folder)
+    result = Comparison.read(folder)
     without = ("objective", "direction", "changed", "rough", "clock", "start_up_share", "level",
         "one_sided", "fixed", "equal_sides", "within", "seeds_drawn", "a_digest", "b_digest",
         "better_in", "target", "runs_at_once", "ledger", "judge_digest")  # fmt: skip
@@ -41,19 +40,19 @@ def lines(folder: Path) -> list[str]:
         lines.pop("resolution", None)  # of noise that is that of the diverged runs
     elif values["rough"] and values["resolution"] is not None:
         lines["resolution"] = f"{text.number(values['resolution'])} (a rough estimate)"
-    return [text.block(lines), "", *words.sentences(result), *result.clocked.sentences]
+    return [text.block(lines), "", *words.sentences(result), *sides.clocked(result).sentences]
 
 
-def _outcome_name(test: PairTest) -> str:
+def _outcome_name(test: Comparison) -> str:
     """Return the name of what is compared, as files have it."""
-    if not test.by_time:
+    if not test.rules.by_time:
         return test.metric
-    return TIME_TO_TARGET if test.counted == "first" else "train_s"
+    return TIME_TO_TARGET if test.rules.counted == "first" else "train_s"
 
 
-def measured(test: PairTest) -> dict[str, Any]:
+def measured(test: Comparison) -> dict[str, Any]:
     """Return the keys of a result that follow from the journals and the rules alone."""
-    look = test.look
+    analysis = test.analysis
     # Values of A and of B over the pairs, without missing ones.
     a, b = ([float(value) for value in side if value == value] for side in test.values)
     return {
@@ -64,78 +63,85 @@ def measured(test: PairTest) -> dict[str, Any]:
         "b_value": mean(b),
         "b_sd": sd(b),
         "b_values": b,
-        **effects(look.differences[0], look.ratios),
-        "resolution": look.differences[0].resolution,
-        "stopped": look.state,
+        **effects(analysis.differences[0], analysis.ratios),
+        "resolution": analysis.differences[0].resolution,
+        "stopped": analysis.state,
         "level": test.rules.level,
         "one_sided": test.rules.one_sided,
         "fixed": test.rules.fixed,
-        "within": test.within,
-        "pairs": look.rounds,
-        "pairs_at_most": test.max_pairs,
+        "within": test.rules.within,
+        "pairs": analysis.rounds,
+        "pairs_at_most": test.rules.max_rounds,
         **_quality(test),
     }
 
 
-def _ledger(pairs: Pairs) -> LedgerResult | None:
-    if not pairs.ledger:
+def _ledger(pairs: Comparison) -> LedgerResult | None:
+    if not (ledger := sides.content(pairs.folder, sides.LEDGER)):
         return None
     return LedgerResult(
-        **{key: value for key, value in pairs.ledger.items() if key not in ("file", "id")}
+        **{key: value for key, value in ledger.items() if key not in ("file", "id")}
     )
 
 
-def _quality(test: PairTest) -> dict[str, Any]:
+def _quality(test: Comparison) -> dict[str, Any]:
     """Return the keys about the values of a comparison by time."""
     a, b = ([float(value) for value in side if value == value] for side in test.qualities)
-    target, gates = test.target, test.gates
+    target, gates = test.rules.target, test.gates
     return {
-        "better_in": test.better,
+        "better_in": test.rules.better,
         "target": str(target) if target is not None else None,
         "target_p": test.target_p,
         "quality_shown": all(gate.shown for gate in gates) if gates else None,
-        "a_quality": a if test.by_time else [],
-        "b_quality": b if test.by_time else [],
+        "a_quality": a if test.rules.by_time else [],
+        "b_quality": b if test.rules.by_time else [],
     }
 
 
-def _compare(pairs: Pairs, failure: str | None, wall_s: float, report: str) -> ComparisonResult:
+def _compare(
+    pairs: Comparison, failure: str | None, wall_s: float, report: str
+) -> ComparisonResult:
     """Return the result of a comparison of two configurations.
 
     failure: which run failed, and why. wall_s: wall-clock in seconds. report: path of the page.
     """
-    ended, code = [run for run in pairs.test.begun if run.finished], pairs.code
+    ended, code = (
+        [run for run in pairs.runs if run.finished],
+        sides.content(pairs.folder, sides.CODE),
+    )
+    holdout, clocked = sides.content(pairs.folder, sides.HOLDOUT_VALUES), sides.clocked(pairs)
+    (a_setup_s, b_setup_s), (a_config, _) = sides.setup_s(pairs), pairs.configs
     return ComparisonResult(
         comparison=pairs.folder.name,
         a=pairs.names[0],
         b=pairs.names[1],
-        changed=pairs.changed,
+        changed=sides.changed(pairs),
         failure=failure,
-        metric=pairs.outcome_label,
-        objective=_outcome_name(pairs.test),
-        direction="min" if pairs.test.by_time else pairs.metric.mode,
-        **measured(pairs.test),
-        equal_sides=pairs.test.equal,
-        one_run_each_tells=pairs.one_run_detects,
+        metric=sides.outcome_label(pairs),
+        objective=_outcome_name(pairs),
+        direction="min" if pairs.lower_is_better else "max",
+        **measured(pairs),
+        equal_sides=pairs.rules.equal,
+        one_run_each_tells=sides.one_run_detects(pairs),
         rough=pairs.noise_is_rough,
         runs=len(ended),
-        runs_at_once=pairs.test.at_once,
+        runs_at_once=pairs.at_once,
         disturbed_runs=disturbed_count(ended),
-        a_setup_s=pairs.setup_s[0],
-        b_setup_s=pairs.setup_s[1],
-        training_s=pairs.trained_s,
-        first_seed=code.get("first_seed", pairs.configs[0].seed),
+        a_setup_s=a_setup_s,
+        b_setup_s=b_setup_s,
+        training_s=sum(run.points[-1].train_s for run in pairs.runs if run.points),
+        first_seed=code.get("first_seed", a_config.seed),
         seeds_drawn=code.get("drawn", False),
         a_digest=code["A"]["digest"] if code else None,
         b_digest=code["B"]["digest"] if code else None,
-        seeds_without_effect=without_effect(pairs.test),
-        judge_digest=pairs.judges[0],
-        holdout_a_values=pairs.holdout.get("A", []),
-        holdout_b_values=pairs.holdout.get("B", []),
-        holdout_failure=pairs.holdout.get("failure"),
+        seeds_without_effect=words.without_effect(pairs),
+        judge_digest=pairs.experiment.judge,
+        holdout_a_values=holdout.get("A", []),
+        holdout_b_values=holdout.get("B", []),
+        holdout_failure=holdout.get("failure"),
         ledger=_ledger(pairs),
-        clock=pairs.clocked.kind,
-        start_up_share=pairs.clocked.start_up_share,
+        clock=clocked.kind,
+        start_up_share=clocked.start_up_share,
         wall_s=wall_s,
         results=str(pairs.folder),
         report=report,

@@ -11,8 +11,8 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from tunediff import config as cfg
-from tunediff.analysis import curve, shown
-from tunediff.analysis.pairs import Pairs
+from tunediff.analysis import curve, shown, sides
+from tunediff.analysis.comparison import Comparison
 from tunediff.core import environment
 from tunediff.core.colors import BASELINE, SERIES, WINNER
 from tunediff.core.files import write_csv
@@ -24,20 +24,19 @@ from tunediff.report.words import markdown_table, rounded
 
 
 # ---- files
-def write_all(pairs: Pairs) -> Path:
+def write_all(pairs: Comparison) -> Path:
     """Write page and data into the comparison's folder; return the page. Raises `OSError`."""
-    metric = pairs.metric.name
+    metric, clocked = pairs.metric, sides.clocked(pairs)
     first, *more = pair_words.sentences(pairs)
     chart = None
-    runs = [run for pair in pairs.runs for run in pair if run is not None]
-    if any(len(curve(run, metric)) > 1 for run in runs):
-        title = f"{pairs.label} against {pairs.clock.seconds} of all runs"
+    if any(len(curve(run, metric)) > 1 for run in pairs.runs):
+        title = f"{pairs.label} against {sides.clock(pairs).seconds} of all runs"
         caption = "A line for each run; the dots are their ends."
         chart = Figures().chart("curves", lambda: figure(pairs), title, caption)
     answer = join(lead(first), chart, *(el("p", sentence) for sentence in more))
     sections = [("answer", "The answer", answer), ("pairs", "Every pair", _pairs(pairs))]
     sections.append(("changes", "What B changes", _changes(pairs)))
-    if clock := [*pairs.clocked.sentences, *_notes(pairs)]:
+    if clock := [*clocked.sentences, *_notes(pairs)]:
         sections.append(("clock", "Which seconds count", join(*(el("p", line) for line in clock))))
     head = join(el("h1", pairs.folder.name), el("p", _about(pairs), class_="soft"))
     foot = el("p", "Data: pairs.csv in this folder")
@@ -45,37 +44,34 @@ def write_all(pairs: Pairs) -> Path:
     return pairs.folder / PAGE
 
 
-def _notes(pairs: Pairs) -> list[str]:
+def _notes(pairs: Comparison) -> list[str]:
     """Return what results of these workloads lack, each sentence once."""
     workloads = map(cfg.of, pairs.configs)
     return list(dict.fromkeys(note for workload in workloads for note in workload.notes))
 
 
-def _about(pairs: Pairs) -> str:
-    run = next((run for pair in pairs.runs for run in pair if run is not None), None)
-    machine = environment.hardware(run.environment) if run is not None else ""
-    about = f"{pairs.run_length} per run, judged by {pairs.label}"
-    if pairs.test.by_time:
+def _about(pairs: Comparison) -> str:
+    machine = environment.hardware(pairs.runs[0].environment) if pairs.runs else ""
+    about = f"{sides.run_length(pairs)} per run, judged by {pairs.label}"
+    if pairs.rules.by_time:
         about = f"{about}, and its time"
     return f"{about}; {machine}" if machine else about
 
 
-def frame(pairs: Pairs) -> pd.DataFrame:
+def frame(pairs: Comparison) -> pd.DataFrame:
     """Return one row per pair: seed, value, samples per second and status of both runs."""
-    rows, outcomes = [], pairs.values
-    for number, pair in enumerate(pairs.runs, 1):
+    rows, outcomes, unit = [], pairs.values, sides.unit(pairs)
+    for number, pair in enumerate(pairs.rounds, 1):
         row: dict[str, Any] = {"pair": number}
         for side, run, outcome in zip("ab", pair, outcomes[:, number - 1], strict=True):
             last = run.points[-1] if run is not None and run.points else None
             seconds = {"seconds": None if np.isnan(outcome) else outcome}
             cells = {
-                **(seconds if pairs.test.by_time else {}),
+                **(seconds if pairs.rules.by_time else {}),
                 "seed": run.config["seed"] if run is not None else None,
-                pairs.metric.name: run.value(pairs.metric.name) if run is not None else None,
+                pairs.metric: run.value(pairs.metric) if run is not None else None,
                 "setup_s": last.before_first_batch_s if last is not None else None,
-                f"{pairs.unit}_per_s": last.samples / last.train_s
-                if last and last.train_s
-                else None,
+                f"{unit}_per_s": last.samples / last.train_s if last and last.train_s else None,
                 "status": run.status if run is not None else None,
             }
             row |= {f"{side}_{name}": value for name, value in cells.items()}
@@ -85,7 +81,7 @@ def frame(pairs: Pairs) -> pd.DataFrame:
     return frame.drop(columns=setups if frame[setups].isna().all(axis=None) else [])
 
 
-def comment(pairs: Pairs) -> str:
+def comment(pairs: Comparison) -> str:
     """Return verdict, sentences and table of pairs in Markdown, for a pull request."""
     first, *more = pair_words.sentences(pairs)
     rows = markdown_table(_rows(pairs, frame(pairs)))
@@ -94,12 +90,13 @@ def comment(pairs: Pairs) -> str:
     return "\n\n".join([head, *more, details, _about(pairs)])
 
 
-def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
+def _rows(pairs: Comparison, values_of_pairs: pd.DataFrame) -> list[list[str]]:
     """Return the table with one row per pair; the first line holds the headings."""
+    unit = sides.unit(pairs)
     quantities = {
-        **({"seconds": pairs.outcome_label} if pairs.test.by_time else {}),
-        pairs.metric.name: pairs.label,
-        f"{pairs.unit}_per_s": f"{pairs.unit}/s",
+        **({"seconds": sides.outcome_label(pairs)} if pairs.rules.by_time else {}),
+        pairs.metric: pairs.label,
+        f"{unit}_per_s": f"{unit}/s",
         **({"setup_s": "setup (s)"} if "a_setup_s" in values_of_pairs else {}),
     }
     a, b, *rest = [f"{side}: {label}" for label in quantities.values() for side in "AB"]
@@ -120,40 +117,40 @@ def _rows(pairs: Pairs, values_of_pairs: pd.DataFrame) -> list[list[str]]:
     return lines
 
 
-def _pairs(pairs: Pairs) -> Html:
+def _pairs(pairs: Comparison) -> Html:
     """Write pairs.csv and return the table with one row per pair."""
     values = frame(pairs)
     rows = values.itertuples(index=False, name=None)
     write_csv(pairs.folder / "pairs.csv", values.columns, rows)
     header, *lines = _rows(pairs, values)
     order = "every other pair ran B first"
-    if pairs.test.at_once > 1:
+    if pairs.at_once > 1:
         order = "they ran at the same time, on two devices that they swap"
     method = (
         f"Both runs of a pair begin with the same seed; {order}. Interval and"
-        " verdict account for a look after every pair (the error of 5 % is spent over the looks,"
+        " verdict account for a test after every pair (the error of 5 % is spent over all of them,"
         " after Lan and DeMets)."
     )
     return join(table(header, lines, stacks=True), note(method))
 
 
-def figure(pairs: Pairs) -> Figure:
+def figure(pairs: Comparison) -> Figure:
     """Draw the curve of every run, A and B in their colours."""
     drawn, (axes,) = style.sheet(1, 3.2)
     colors = (BASELINE, WINNER if pairs.verdict == Verdict.BETTER else SERIES[0])
     positive = True
-    for pair in pairs.runs:
+    for pair in pairs.rounds:
         for run, color in zip(pair, colors, strict=True):
-            if run is not None and (line := curve(run, pairs.metric.name)):
+            if run is not None and (line := curve(run, pairs.metric)):
                 seconds, values = zip(*line, strict=True)
                 positive = positive and min(values) > 0
                 axes.plot(seconds, values, color=color, linewidth=1.1, alpha=0.7)
                 axes.plot(seconds[-1:], values[-1:], color=color, marker="o", markersize=4)
     for name, color in zip("AB", colors, strict=True):
         axes.plot([], [], color=color, label=name)
-    better = "lower" if pairs.metric.mode == "min" else "higher"
-    axes.set(xlabel=pairs.clock.seconds, ylabel=f"{pairs.label}, {better} is better")
-    if pairs.look.ratios and positive:
+    better = "lower" if pairs.mode == "min" else "higher"
+    axes.set(xlabel=sides.clock(pairs).seconds, ylabel=f"{pairs.label}, {better} is better")
+    if pairs.ratios and positive:
         axes.set_yscale("log")
         style.plain_logarithms(axes.yaxis)
     style.plain_numbers(axes)
@@ -161,10 +158,10 @@ def figure(pairs: Pairs) -> Figure:
     return drawn
 
 
-def _changes(pairs: Pairs) -> Html:
+def _changes(pairs: Comparison) -> Html:
     """Return the knobs that B changes, and the changed lines of a workload's file."""
-    workloads = [cfg.of(config) for config in pairs.configs]
-    before, changed = cfg.flat(pairs.configs[0]), pairs.changed
+    configs, changed = pairs.configs, sides.changed(pairs)
+    workloads, before = [cfg.of(config) for config in configs], cfg.flat(configs[0])
     if "workload" in changed:
         before["workload"], changed["workload"] = (workload.title for workload in workloads)
     rows: list[list[object]] = [

@@ -123,7 +123,7 @@ def of_pairs(
     evaluation_s = 2 * most * int(sides[0].evaluation.points) * (each_s or 0.0)
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
     runs_s = training_s + evaluation_s + 2 * most * evaluating.RUN_S
-    least, changed = error_spending.first_look(most), cfg.differences(sides[1], sides[0])
+    least, changed = error_spending.first_analysis(most), cfg.differences(sides[1], sides[0])
     return {
         "a": names[0],
         "b": names[1],

@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import Results, disturbed_count
-from tunediff.analysis.comparison import SPEEDUP, Comparison, speedup_values
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.confirming_runs import nothing_to_confirm
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.journals import not_begun, sessions
 from tunediff.analysis.noise import Noise
 from tunediff.analysis.pareto import pareto
+from tunediff.analysis.speed import SPEEDUP, speedup_values
 from tunediff.analysis.statistics import Estimate, mean, sd
 from tunediff.core import text
 from tunediff.core.journal import to_json
@@ -102,7 +102,7 @@ def _best_and_baseline(evidence: Evidence) -> dict[str, Any]:
             f"{role}_values": values,
             f"{role}_failures": len(outcome.failures) if outcome is not None else 0,
         }
-    group = compared.of(best) if compared is not None and best is not None else None
+    group = compared.candidate_of(best) if compared is not None and best is not None else None
     changed = evidence.results.changed(best) if best is not None else None
     return keys | {
         "best_trial": best.name if best is not None else None,
@@ -153,12 +153,12 @@ def _noise(noise: Noise | None) -> NoiseResult | None:
     )
 
 
-def _confirmed(confirmation: Confirmation) -> dict[str, Any]:
+def _confirmed(confirmation: Comparison) -> dict[str, Any]:
     """Return the keys about the winner, or, without one, about the best finalist that ran."""
-    winner, group, compared = confirmation.winner, confirmation.leader, confirmation.compared
+    winner, group = confirmation.winner, confirmation.leader
     keys = dict[str, Any]()
-    for role, side in (("confirmed", group), ("confirmed_baseline", compared.baseline)):
-        values = confirmation.values(side) if side is not None else []
+    for role, side in (("confirmed", group), ("confirmed_baseline", confirmation.baseline)):
+        values = side.outcome.values if side is not None else []
         keys |= {
             f"{role}_value": mean(values),
             f"{role}_sd": sd(values),
@@ -166,7 +166,7 @@ def _confirmed(confirmation: Confirmation) -> dict[str, Any]:
             f"{role}_failures": len(side.outcome.failures) if side is not None else 0,
         }
     if group is not None:
-        effect = effects(group.difference, compared.ratios)
+        effect = effects(group.difference, confirmation.ratios)
         keys |= {f"confirmed_{name}": value for name, value in effect.items()}
         if (bias := confirmation.bias(group)) is not None:
             keys |= {"value_when_chosen": bias[0], "value_on_new_seeds": mean(bias[1])}
@@ -177,26 +177,28 @@ def _confirmed(confirmation: Confirmation) -> dict[str, Any]:
         "confirmed_metric": confirmation.label,
         "other_confirmations": [
             ConfirmationResult(
-                name=other.name,
+                name=other.folder.name,
                 verdict=of_confirmation(other),
                 winner=other.winner.changed if other.winner is not None else None,
             )
             for other in confirmation.others
         ],
-        "confirmed_configurations": _configurations(compared),
+        "confirmed_configurations": _configurations(confirmation),
         "confirm_runs_at_once": confirmation.at_once,
     }
 
 
 def _configurations(compared: Comparison) -> list[ConfigurationResult]:
     """Return the configurations of a comparison over several seeds, the baseline first."""
-    from_table = ("runs", "finished", "failures", "p", "p_holm", "verdict", *SPEEDUP)
+    from_table = ("runs", "finished", "failures", "verdict", *SPEEDUP)
     return [
         ConfigurationResult(
             configuration=group.changed,
             value=row[f"{compared.metric}_mean"],
             sd=row[f"{compared.metric}_sd"],
-            values=group.values(compared.metric),
+            values=group.outcome.values,
+            p=group.difference.p,
+            p_holm=group.difference.p_holm,
             **effects(group.difference, compared.ratios),
             **{name: row[name] for name in (*from_table, "samples_per_s", "cost")},
             other_metrics={
@@ -204,5 +206,5 @@ def _configurations(compared: Comparison) -> list[ConfigurationResult]:
                 for name in compared.results.judged
             },
         )
-        for group, row in zip(compared.groups, records(compared.table()), strict=True)
+        for group, row in zip(compared.candidates, records(compared.table()), strict=True)
     ]

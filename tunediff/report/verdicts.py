@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunediff.analysis import disturbed
-from tunediff.analysis.comparison import Comparison, Group
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis import disturbed, speed
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import Noise
-from tunediff.analysis.sequential import Look
+from tunediff.analysis.outcome import Candidate
+from tunediff.analysis.sequential import InterimAnalysis
 from tunediff.core.outcomes import State, Verdict
 from tunediff.core.text import number, pluralize
 from tunediff.core.trial_record import TrialRecord
@@ -36,11 +36,11 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
     """Return headings and rows without empty columns; `compact`: no p-values, no speed."""
     rows = []
     for group, row in zip(
-        compared.groups, compared.table().astype(object).to_dict("records"), strict=True
+        compared.candidates, compared.table().astype(object).to_dict("records"), strict=True
     ):
         cells = {
             **_cells(compared, group),
-            "p (Holm)": "" if compact else rounded(row["p_holm"]),
+            "p (Holm)": "" if compact else rounded(row.get("p_holm")),
             f"{compared.results.unit}/s": "" if compact else rounded(row["samples_per_s"]),
             "cost": times(row["cost"]),
         }
@@ -51,46 +51,50 @@ def comparison_table(compared: Comparison, compact: bool = False) -> list[list[s
     return [names, *([cells[name] for name in names] for cells in rows)]
 
 
-def confirmation_table(confirmation: Confirmation) -> list[list[str]]:
+def confirmation_table(confirmation: Comparison) -> list[list[str]]:
     """Return headings and rows of the confirming runs."""
-    compared = confirmation.compared
-    rows = [_cells(compared, group) for group in compared.groups]
+    rows = [_cells(confirmation, one) for one in confirmation.candidates]
     return [list(rows[0]) if rows else [], *(list(cells.values()) for cells in rows)]
 
 
-def _cells(compared: Comparison, group: Group) -> dict[str, str]:
+def _cells(compared: Comparison, group: Candidate) -> dict[str, str]:
     label = compared.results.quantity(compared.label).label
     return {
         "configuration": group.name,
         "verdict": verdict(group.difference),
         "runs": f"{len(group.done)} of {len(group.runs)}",
         f"{label}, mean ± sd": noted(with_sd(group.outcome.values) or "none", group.outcome),
-        f"{compared.effect} (95 % interval)": interval(group.difference, compared.ratios),
-        "speed-up": speedup(compared.speedup(group), cell=True) if group.done else "",
+        f"{'ratio' if compared.ratios else 'difference'} (95 % interval)": interval(
+            group.difference, compared.ratios
+        ),
+        "speed-up": speedup(speed.speedup(compared, group), cell=True) if group.done else "",
     }
 
 
 # ---- several seeds
 def conclusions(compared: Comparison) -> list[str]:
     """Return which differences are significant, and the smallest detectable one, as sentences."""
-    verdicts = [group.difference.verdict for group in compared.rivals]
-    tested, lines = sum(group.difference.p is not None for group in compared.rivals), []
+    verdicts = [group.difference.verdict for group in compared.challengers]
+    tested, lines = sum(group.difference.p is not None for group in compared.challengers), []
     if tested:
-        seeds, tests = f"{compared.seeds} seeds", pluralize(tested, "comparison")
+        seeds, tests = f"{compared.rules.max_rounds} seeds", pluralize(tested, "comparison")
         basis = f"({seeds}, {tests}, family-wise error rate at most 5 %)"
         which = "No difference from the baseline is"
         if Verdict.BETTER in verdicts or Verdict.WORSE in verdicts:
             which = "Some differences from the baseline are"
-        lines.append(f"{which} significant {basis}.")
+        lines.append(f"{which} significant{'' if compared.ended else ' so far'} {basis}.")
     for kind, words in (
         (Verdict.BETTER, "Better than the baseline"),
         (Verdict.WORSE, "Worse than the baseline"),
         (Verdict.NO_DIFFERENCE, "No significant difference from the baseline"),
         (Verdict.FAILS, "Not tested, since they fail on some seeds"),
         (Verdict.TOO_FEW, "Too few runs for a test"),
+        (Verdict.OPEN, "Not decided yet"),
     ):
         if kind in verdicts:
-            names = (group.name for group in compared.rivals if group.difference.verdict == kind)
+            names = (
+                group.name for group in compared.challengers if group.difference.verdict == kind
+            )
             lines.append(f"{words}: {'; '.join(names)}.")
     if sizes := _detectable(compared):
         lines.append(f"A single difference would have to be about {sizes} to be significant.")
@@ -105,20 +109,20 @@ def _detectable(compared: Comparison) -> str:
     return " to ".join(ends) + ("" if compared.ratios else f" {compared.label}")
 
 
-def why_stopped(look: Look, rounds: str, **others: str) -> str:
+def why_stopped(test: InterimAnalysis, rounds: str, **others: str) -> str:
     """Return why no further rounds were run, as a clause.
 
-    rounds: what they are called. others: the words for further states of `look`.
+    rounds: what they are called. others: the words for further states of `test`.
     """
     reasons = {
         State.HOPELESS: (
-            f"up to {look.max_rounds} {rounds} would most likely show no significant difference"
+            f"up to {test.max_rounds} {rounds} would most likely show no significant difference"
             " either"
         ),
-        State.SPENT: f"all {look.max_rounds} {rounds} have been run",
+        State.SPENT: f"all {test.max_rounds} {rounds} have been run",
         **others,
     }
-    return f"; {reasons[look.state]}" if look.state in reasons else ""
+    return f"; {reasons[test.state]}" if test.state in reasons else ""
 
 
 # ---- remarks
@@ -189,20 +193,20 @@ def unmoved_words(evidence: Evidence) -> str:
 
 # ---- confirmation
 INTERVALS = (
-    "Brackets: 95 % confidence intervals that account for all finalists and for every look at the"
-    " runs (each finalist by the noise of its own differences from the baseline, its error spent"
-    " over the looks)"
+    "Brackets: 95 % confidence intervals that account for all finalists and for every interim"
+    " analysis (each finalist by the noise of its own differences from the baseline, its error spent"
+    " over the analyses)"
 )
 
 
-def sentences(confirmation: Confirmation) -> list[str]:
+def sentences(confirmation: Comparison) -> list[str]:
     """Return the result of the confirming runs: the verdict, its reason, then the numbers."""
     return [of_confirmation(confirmation), *details(confirmation)]
 
 
-def details(confirmation: Confirmation) -> list[str]:
+def details(confirmation: Comparison) -> list[str]:
     """Return what `sentences` adds to the verdict: its reason, the numbers, other verdicts."""
-    lines, group, compared = list[str](), confirmation.leader, confirmation.compared
+    lines, group, compared = list[str](), confirmation.leader, confirmation
     if group is not None:
         lines += [_reason(confirmation, group)]
         lines += [disturbed_of(compared.results.trials, "confirming run")]
@@ -214,15 +218,15 @@ def details(confirmation: Confirmation) -> list[str]:
     if confirmation.at_once > 1:
         lines += [f"{confirmation.at_once} confirming runs were at the same time."]
     lines += [
-        f"{other.name}, with other finalists: {of_confirmation(other)}"
+        f"{other.folder.name}, with other finalists: {of_confirmation(other)}"
         for other in confirmation.others
     ]
     return [line for line in lines if line]
 
 
-def _other_threads(confirmation: Confirmation, group: Group) -> str:
+def _other_threads(confirmation: Comparison, group: Candidate) -> str:
     """Return that a confirming run had other threads than the trial had, as a clause; '' if not."""
-    trial = confirmation.trial(group)
+    trial = confirmation.trial_of(group)
     before = trial.environment.get("threads") if trial is not None else None
     now = group.runs[0].environment.get("threads")
     if before is None or now is None or before == now:
@@ -230,27 +234,26 @@ def _other_threads(confirmation: Confirmation, group: Group) -> str:
     return f", with {pluralize(now, 'thread')} instead of {before}"
 
 
-def _reason(confirmation: Confirmation, group: Group) -> str:
+def _reason(confirmation: Comparison, group: Candidate) -> str:
     """Return what the runs could detect if none wins, or that the new seeds selected the winner."""
-    look, primary = confirmation.look, confirmation.primary
+    test, primary = confirmation.analysis, confirmation.challengers[0]
     if confirmation.winner is None:
-        if not (sizes := _detectable(confirmation.compared)):
+        if not (sizes := _detectable(confirmation)):
             return ""
-        why = why_stopped(look, "seeds", decided="all finalists are worse")
-        return f"{pluralize(look.rounds, 'seed')} can detect differences of about {sizes}{why}."
+        why = why_stopped(test, "seeds", decided="all finalists are worse")
+        return f"{pluralize(test.rounds, 'seed')} can detect differences of about {sizes}{why}."
     if group is primary:
         return ""
-    before = "" if primary is None else f"The best finalist in the search was {primary.name}. "
     return (
-        f"{before}{group.name} was selected on these new seeds: its interval accounts for that, its"
-        " mean is too optimistic."
+        f"The best finalist in the search was {primary.name}. {group.name} was selected on these"
+        " new seeds: its interval accounts for that, its mean is too optimistic."
     )
 
 
-def so_far(confirmation: Confirmation) -> list[str]:
+def so_far(confirmation: Comparison) -> list[str]:
     """Return the current effect of every finalist: `lr=0.003 0.62 (0.41 … 0.93) better`."""
-    lines, ratios = [], confirmation.compared.ratios
-    for group in confirmation.compared.rivals:
+    lines, ratios = [], confirmation.ratios
+    for group in confirmation.challengers:
         effect = interval(group.difference, ratios)
         words = f"{effect}{' × baseline' * ratios}, " if effect not in ("", OPEN) else ""
         lines.append(f"{group.name} {words}{verdict(group.difference)}")

@@ -9,8 +9,8 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tunediff.analysis.comparison import ITSELF
 from tunediff.analysis.outcome import Outcome, failure_note
+from tunediff.analysis.speed import ITSELF
 from tunediff.analysis.statistics import Difference, Estimate, is_wide, mean, sd
 from tunediff.core import text
 from tunediff.core.outcomes import Verdict
@@ -157,6 +157,7 @@ VERDICTS = {
     **{verdict: verdict.replace("_", " ") for verdict in Verdict},
     Verdict.NO_DIFFERENCE: "no significant difference",
     Verdict.FAILS: "fails on some seeds",
+    Verdict.OPEN: "not decided yet",
 }
 """The words for people of each verdict."""
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from tunediff import analysis
 from tunediff import search_space as spaces
-from tunediff.analysis import Results, confirmation, confirming_runs, noise
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis import Results, confirming_runs, noise
+from tunediff.analysis.comparison import Comparison
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
@@ -108,9 +108,10 @@ def left(results: Results, folder: Path, space: SearchSpace) -> bool:
     """
     runs = analysis.read(folder)
     if runs.trials:
-        confirmed = confirmation.confirm(results, runs)
-        if confirmed.decided or (
-            confirmed.over and confirmation.confirm(results, _without_lost(runs)).over
+        confirmed = confirming_runs.confirm(results, runs)
+        is_decided = confirmed.analysis.ended and not confirmed.challengers_failed
+        if is_decided or (
+            confirmed.ended and confirming_runs.confirm(results, _without_lost(runs)).ended
         ):
             return False
     return has_time(results, folder, space)
@@ -138,7 +139,7 @@ def has_time(results: Results, folder: Path, space: SearchSpace) -> bool:
 def over(results: Results, folder: Path) -> bool:
     """Return whether the comparison that the runs in `folder` make has ended."""
     runs = analysis.read(folder)
-    return bool(runs.trials) and confirmation.confirm(results, runs).over
+    return bool(runs.trials) and confirming_runs.confirm(results, runs).ended
 
 
 def run(
@@ -147,10 +148,10 @@ def run(
     space: SearchSpace,
     backend: Backend,
     listeners: Listeners,
-    tell: Callable[[Confirmation], None],
+    tell: Callable[[Comparison], None],
 ) -> None:
     """Run seed after seed until the comparison is decided or time is up; call `tell` with its state
-    after each look.
+    after each interim analysis.
 
     Raises `StoppedError` when the folder cannot be written.
     """
@@ -164,11 +165,11 @@ def run(
         runs = analysis.read(folder)
         if not runs.trials:
             return not has_time(results, folder, space)
-        result = confirmation.confirm(results, runs)
-        if result.look.rounds > rounds_reported:
-            rounds_reported = result.look.rounds
+        result = confirming_runs.confirm(results, runs)
+        if result.analysis.rounds > rounds_reported:
+            rounds_reported = result.analysis.rounds
             log_exceptions("how far the confirming runs are", tell, result)
-        return result.over or not has_time(results, folder, space)
+        return result.ended or not has_time(results, folder, space)
 
     resume = text.command("search", "--resume", results.folder.name, storage=results.folder.parent)
     with (

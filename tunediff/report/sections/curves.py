@@ -69,7 +69,7 @@ def _has_curves(results: Results) -> bool:
 def _compared(context: ReportContext) -> Comparison | None:
     """Return the comparison over several seeds whose curves show the verdict; None without one."""
     confirmation = context.evidence.confirmation
-    compared = context.evidence.compared if confirmation is None else confirmation.compared
+    compared = context.evidence.compared if confirmation is None else confirmation
     return compared if compared is not None and seeds.has_curves(compared) else None
 
 
@@ -146,7 +146,8 @@ def _crossing(
     look: dict[str, Any] = {"color": BASELINE, "linewidth": 1.0, "linestyle": style.DASHED}
     axes.plot([seconds, end_s], [level, level], label="baseline at its end", **look)
     when = f"as good after {secs(seconds)}"
-    if results.at_first(highlights.winner):  # it may have been that good before
+    found = results.speedup(highlights.winner)
+    if found is not None and found.at_first:  # it may have been that good before
         when = f"as good before {secs(seconds)}"
     else:
         style.ring(axes, (seconds, level), WINNER, 7, f"{highlights.winner_is}: as good as that")

@@ -9,7 +9,8 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tunediff.analysis.comparison import Comparison, Group
+from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.outcome import Candidate
 from tunediff.core import colors
 from tunediff.core.colors import BASELINE, WINNER
 from tunediff.core.text import number
@@ -25,12 +26,12 @@ LINE_STYLES = ("-", "--", ":", "-.")
 """Line style of each pass through the colours."""
 
 
-def best_of(context: ReportContext, compared: Comparison) -> Group | None:
+def best_of(context: ReportContext, compared: Comparison) -> Candidate | None:
     """Return the configuration of a comparison that is marked as the winner."""
     if (confirmation := context.evidence.confirmation) is not None:
         return confirmation.winner
     winner = context.highlights.winner
-    return compared.of(winner) if winner is not None else None
+    return compared.candidate_of(winner) if winner is not None else None
 
 
 def seeds(context: ReportContext, figures: Figures) -> Html | None:
@@ -42,12 +43,12 @@ def seeds(context: ReportContext, figures: Figures) -> Html | None:
 
 def has_curves(compared: Comparison) -> bool:
     """Whether there is more than the ends of the runs to draw."""
-    curves = (group.curve(compared.metric) for group in compared.groups)
+    curves = (group.curve(compared.metric) for group in compared.candidates)
     return not compared.results.by_rate and any(len(levels) > 1 for levels in curves)
 
 
 def means_figure(
-    compared: Comparison, best: Group | None, figures: Figures, name: str
+    compared: Comparison, best: Candidate | None, figures: Figures, name: str
 ) -> Html | None:
     """Return the figure of `of_means` with its caption; `name`: of its file."""
     mean = "On new seeds: mean" if name == "confirmed" else "Mean over the seeds"
@@ -59,7 +60,7 @@ def means_figure(
     )
 
 
-def _over_seeds(compared: Comparison, best: Group | None, figure: Html | None = None) -> Html:
+def _over_seeds(compared: Comparison, best: Candidate | None, figure: Html | None = None) -> Html:
     """Return the table of the configurations, below a figure."""
     header, *rows = comparison_table(compared)
     sentences = conclusions(compared) or ["Nothing can be compared yet."]
@@ -72,11 +73,11 @@ def _over_seeds(compared: Comparison, best: Group | None, figure: Html | None = 
     )
 
 
-def of_means(compared: Comparison, best: Group | None) -> Figure:
+def of_means(compared: Comparison, best: Candidate | None) -> Figure:
     """Draw the objective against the budget: mean over the seeds and ± one standard deviation."""
     results = compared.results
     figure, (axes,) = style.sheet(1, HEIGHT_IN)
-    curves = [(group, group.curve(compared.metric)) for group in compared.groups]
+    curves = [(group, group.curve(compared.metric)) for group in compared.candidates]
     drawn = [(group, levels) for group, levels in curves if levels]
     others, lines = itertools.count(), dict[str, Line2D]()
     for group, levels in drawn:
@@ -90,14 +91,14 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
     positive = (level.mean > level.sd for _, levels in drawn for level in levels)
     style.objective_axis(axes, results, all(positive))
     # The two that the verdict is about have their values at the ends of their lines.
-    verdict = [(group, levels[-1]) for group, levels in drawn if group is best or not group.changed]
+    verdict = [(group, levels[-1]) for group, levels in drawn if group is best or group.is_baseline]
     style.label_line_ends(
         axes,
         [
             (
                 (level.seconds, level.mean),
-                WINNER if group.changed else BASELINE,
-                f"{'winner' if group.changed else 'baseline'} {number(level.mean)}",
+                BASELINE if group.is_baseline else WINNER,
+                f"{'baseline' if group.is_baseline else 'winner'} {number(level.mean)}",
             )
             for group, level in verdict
         ],
@@ -108,9 +109,11 @@ def of_means(compared: Comparison, best: Group | None) -> Figure:
     return figure
 
 
-def _look_of(group: Group, best: Group | None, others: Iterator[int]) -> tuple[str, dict[str, Any]]:
+def _look_of(
+    group: Candidate, best: Candidate | None, others: Iterator[int]
+) -> tuple[str, dict[str, Any]]:
     """Return the label of a group's line, and how it is drawn."""
-    if not group.changed:
+    if group.is_baseline:
         return "baseline", {"color": BASELINE, "linewidth": 2.2, "zorder": 3}
     if group is best:
         # Not «best»: that is the baseline, too, if no other is significantly better.

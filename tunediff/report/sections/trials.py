@@ -96,9 +96,9 @@ def _cells(context: ReportContext, trial: TrialRecord, row: Mapping[Any, Any]) -
 def _may_be_faster(context: ReportContext, trial: TrialRecord) -> bool:
     """Whether a speed-up of a trial may be shown: new seeds decide if they ran."""
     confirmation = context.evidence.confirmation
-    if confirmation is not None and confirmation.settled:
-        runs = confirmation.of(trial)
-        return runs is not None and runs.difference.verdict == Verdict.BETTER
+    if confirmation is not None and confirmation.is_conclusive:
+        runs = confirmation.candidate_of(trial)
+        return runs is not None and runs.verdict == Verdict.BETTER
     return context.evidence.better(trial) is not False
 
 

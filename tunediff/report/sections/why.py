@@ -110,7 +110,7 @@ def _trust(context: ReportContext) -> str:
 def _noise_of_run(context: ReportContext, metric: str) -> Noise | None:
     """Return the noise of one run in a quantity, confirming runs included; None if unknown."""
     confirmation = context.evidence.confirmation
-    runs = confirmation.compared.results if confirmation is not None else None
+    runs = confirmation.results if confirmation is not None else None
     return noise.measured(context.results, runs, metric)
 
 

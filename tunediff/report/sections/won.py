@@ -9,7 +9,7 @@ from PIL import Image
 
 from tunediff import config as cfg
 from tunediff.analysis import last, shown
-from tunediff.analysis.confirmation import Confirmation
+from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.confirming_runs import nothing_to_confirm
 from tunediff.core import text
 from tunediff.core.environment import hardware
@@ -109,9 +109,9 @@ def _chance(context: ReportContext) -> str:
     return f"{chance}. {test}"
 
 
-def _confirmation(confirmation: Confirmation) -> Html:
+def _confirmation(confirmation: Comparison) -> Html:
     header, *rows = confirmation_table(confirmation)
-    marks = marked(confirmation.compared, confirmation.winner)
+    marks = marked(confirmation, confirmation.winner)
     method = "These runs were made after the selection, on seeds that it did not use."
     return join(
         el("h3", "On new seeds"),

@@ -1,0 +1,191 @@
+"""Read what the folder of a comparison of two sides holds besides its runs.
+
+What judges the runs needs none of it: see `comparison`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from tunediff import config as cfg
+from tunediff.analysis.statistics import quantile
+from tunediff.config import Values, recorded
+from tunediff.core import text
+from tunediff.core.clock import ClockSummary, Unit
+from tunediff.core.outcomes import Status
+from tunediff.experiment.model import Experiment, is_comparison
+from tunediff.search_space import SearchBudget
+
+if TYPE_CHECKING:
+    from tunediff.analysis.comparison import Comparison
+
+CODE = "code.json"
+"""File with the code of both sides and the first seed; see `judge.frozen_code`."""
+LEDGER = "ledger.json"
+"""File with the place of the comparison in the ledger of the repository; see `judge.ledger`."""
+HOLDOUT_VALUES = "holdout.json"
+"""File with the values of the second judge, by side."""
+JUDGE, HOLDOUT = "judge.py", "holdout.py"
+"""Copies of what judges the runs, and judges them again: `judge.locked_judge`."""
+SIDES = recorded.SIDES
+FEW_DIGITS = 8
+"""Significant digits up to which values may repeat themselves by chance, such as an accuracy."""
+
+RENEWED, SHARED, ONE_EACH = "renewed in every pair", "shared by both sides", "one for each side"
+BEFORE_THE_PAIRS = {
+    "seeds": SHARED,
+    "data that are kept in memory or on disk": SHARED,
+    "process from which runs are forked, and its generators": SHARED,
+    "what a file asks the system for while it is imported (default_rng())": RENEWED,
+    "order of both runs": RENEWED,
+    "device, with --parallel": RENEWED,
+    "seconds of compiling, and the folder of what was compiled": RENEWED,
+    "path of the code's copy or worktree": ONE_EACH,
+    "Python's hash seed, with --address": ONE_EACH,
+}
+"""What is fixed before a comparison's first pair, and what is done about it: what one draw fixes for
+a side is in all of its pairs, where a paired test takes it for a difference."""
+
+
+def content(folder: Path, name: str) -> Values:
+    """Return the content of a JSON file of the folder, such as `CODE`; {}: there is none."""
+    file = folder / name
+    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+
+
+def of_commands(folder: Path) -> bool:
+    """Return whether a folder holds a comparison of commands; says nothing of other faults."""
+    return is_comparison(folder) and Experiment.read(folder).runner == "command"
+
+
+def changed(comparison: Comparison) -> Values:
+    """Return the knobs in which B differs from A, if both belong to one workload."""
+    a, b = comparison.configs
+    return {name: value for name, value in cfg.differences(b, a).items() if name != "seed"}
+
+
+def limits(comparison: Comparison) -> SearchBudget:
+    """Return the budget of every run."""
+    limit = comparison.experiment.limit
+    return SearchBudget(
+        limit.budget or 0.0,
+        2 * comparison.rules.max_rounds,
+        compile_charged=limit.compile == "charged",
+        unit=limit.unit,
+    )
+
+
+def clocked(comparison: Comparison) -> ClockSummary:
+    """Return which seconds counted in the runs so far."""
+    declared = cfg.of(comparison.configs[0]).clock
+    return ClockSummary.of((run.clock for run in comparison.runs), declared)
+
+
+def clock(comparison: Comparison) -> Unit:
+    """Return the unit of the budget, along which the curves are compared."""
+    return clocked(comparison).unit(limits(comparison).unit)
+
+
+def run_length(comparison: Comparison) -> str:
+    """Return what ends a run, in words."""
+    if (seconds := comparison.experiment.limit.budget) is None:
+        return "its own end"
+    return f"{text.seconds(seconds)} of {clock(comparison).what}"
+
+
+def unit(comparison: Comparison) -> str:
+    """Return what the samples are called: `images`, `tokens`."""
+    return str(cfg.of(comparison.configs[0]).unit)
+
+
+def label(comparison: Comparison) -> str:
+    """Return the label of the metric, as the measurements give it."""
+    declared = cfg.of(comparison.configs[0]).objective
+    points = (point for run in comparison.runs for point in run.points)
+    default = declared.label if declared.name == comparison.metric else comparison.metric
+    return str(next((point["label"] for point in points if "label" in point), default))
+
+
+def outcome_label(comparison: Comparison) -> str:
+    """Return the label of what is compared: the metric, or the seconds."""
+    rules = comparison.rules
+    if not rules.by_time:
+        return label(comparison)
+    if rules.target is None or rules.counted == "end":
+        return "seconds of a run"
+    return f"seconds until {rules.target}"
+
+
+def setup_s(comparison: Comparison) -> tuple[float | None, ...]:
+    """Return the median seconds that the runs of A and of B spend before their first batch."""
+    medians = list[float | None]()
+    for side in comparison.candidates:
+        setups = [run.points[-1].before_first_batch_s for run in side.runs if run.points]
+        seconds = [setup for setup in setups if setup is not None]
+        medians.append(statistics.median(seconds) if seconds else None)
+    return tuple(medians)
+
+
+def one_run_detects(comparison: Comparison) -> float | None:
+    """Return the smallest significant difference of single runs; None if `noise_is_rough`.
+
+    It is Student's bound for the noise of these pairs. That of `resolution` also allows for
+    every interim analysis: None while it is so wide that pairs would seem to detect less than
+    single runs.
+    """
+    test, difference = comparison.analysis, comparison.analysis.differences[0]
+    if difference.sd is None or difference.resolution is None or comparison.noise_is_rough:
+        return None
+    sides = 1 if comparison.rules.one_sided else 2
+    bound = quantile(1 - comparison.rules.level / sides, test.rounds - 1)
+    least = bound * (math.log1p(difference.sd) if test.ratios else difference.sd)
+    least = math.expm1(least) if test.ratios else least
+    return least if least > difference.resolution else None
+
+
+class RepeatedRuns(NamedTuple):
+    """Runs with the same values on different seeds."""
+
+    side: str
+    """'': all runs of both sides end at one value."""
+    seeds: tuple[int, int]
+    """Of the first two of them."""
+    value: float | None
+    """At their end."""
+
+
+def repeated_runs(comparison: Comparison) -> list[RepeatedRuns]:
+    """Return the runs that are equal on different seeds, of one side or of both.
+
+    Runs whose values have few digits are named only if all of them are equal. So are final values
+    that all runs of both sides have, since these may be no values of the trainings.
+    """
+    found, finals = list[RepeatedRuns](), list[float | None]()
+    has_target = comparison.rules.target is not None
+    for side in comparison.candidates:
+        ended = [run for run in side.runs if run.status == Status.OK and run.points]
+        # Whole curves: two ends may be equal by chance, and often are where values have few digits
+        curves = [[point.get(comparison.metric) for point in run.points] for run in ended]
+        finals += [curve[-1] for curve in curves]
+        # a run that ends at its target has a value just beyond it, often the same one
+        is_long = len(curves) > 2 and not has_target
+        all_equal = is_long and all(curve == curves[0] for curve in curves)
+        for number, (run, curve) in enumerate(zip(ended, curves, strict=True)):
+            first = ended[curves.index(curve)]
+            is_telling = all_equal or has_many_digits(curve[-1])
+            if curves.index(curve) < number and first.seed != run.seed and is_telling:
+                found.append(RepeatedRuns(side.name, (first.seed, run.seed), curve[-1]))
+                break
+    if not found and len(finals) > 4 and not has_target and len(set(finals)) == 1:
+        first, second = comparison.runs[:2]
+        found.append(RepeatedRuns("", (first.seed, second.seed), finals[0]))
+    return found
+
+
+def has_many_digits(value: float | None) -> bool:
+    """Return whether a value cannot be the same twice by chance."""
+    return value is not None and len(repr(value).strip("-0.").replace(".", "")) > FEW_DIGITS
