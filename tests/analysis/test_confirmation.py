@@ -11,7 +11,6 @@ import pytest
 from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
 from tunediff.analysis import confirming_runs, evaluating, evidence, statistics
-from tunediff.analysis.speed import speedup
 from tunediff.api import search_run, search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
@@ -200,7 +199,7 @@ def test_a_planted_winner_is_named(tmp_path):
     )
     assert 0.5 < told.winner.difference.low < 0.6 < told.winner.difference.high < 0.7
     assert told.ended
-    found = speedup(told, told.winner)
+    found = told.speedup(told.winner)
     assert (found.runs, 1 < found.low < found.mean < found.high) == (4, True)
     assert sentences(told)[0].startswith("loader.batch_size=64 wins")
     assert plain_table(confirmation_table(told)).splitlines()[2].startswith("loader.batch_size=64")
@@ -222,7 +221,7 @@ def test_a_finalist_that_never_reaches_the_baseline_has_no_speedup(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0))
     told = confirmed(found, lambda size, seed: 2.0 if size == 128 else 3.0)
     assert told.winner is None
-    assert speedup(told, told.leader) == "4 seeds do not show it to be better than the baseline"
+    assert told.speedup(told.leader) == "4 seeds do not show it to be better than the baseline"
 
 
 def test_estimates():
@@ -250,7 +249,7 @@ def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
     assert told.metric == "final_frechet"
     assert told.winner.changed == {"loader.batch_size": 256}
     assert summary.values(evidence.Evidence(found, told), 1.0)["confirmed_value"] == pytest.approx(1.2, abs=0.05)
-    assert speedup(told, told.winner).runs == 3  # by the curves
+    assert told.speedup(told.winner).runs == 3  # by the curves
 
 
 def test_the_leader_is_named_unless_another_is_clearly_ahead_of_it(tmp_path):

@@ -11,7 +11,7 @@ from tests.comparisons import PLAIN
 from tests.report.pages import words, written
 from tests.searches import FILE, again, make, noisy, random_points, write
 from tunediff import analysis, export, search_space
-from tunediff.analysis import evidence, journals, noise, pareto
+from tunediff.analysis import confirming_runs, evidence, journals, noise, pareto
 from tunediff.analysis.why import Why
 from tunediff.report import context, summary
 from tunediff.report.figures import Figures
@@ -162,7 +162,7 @@ def test_a_file_of_the_user_is_confirmed_as_well(tmp_path):
     known = evidence.read(analysis.read(folder))
     assert known.confirmation.is_conclusive
     assert (known.best.name, known.better(found.trials[1])) == ("t0000", False)
-    assert known.confirmation.bias(known.confirmation.leader)[0] == 0.9
+    assert confirming_runs.bias(known.confirmation, known.confirmation.leader)[0] == 0.9
 
 
 # --------------------------------------------------------------------------------------------------------------- seeds

@@ -19,13 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunediff import config as cfg
-from tunediff.analysis import Results, journals, knob_columns, last, sides, speed
-from tunediff.analysis.outcome import Candidate, Outcome, failed
+from tunediff.analysis import RATE, Results, journals, knob_columns, last, reach
+from tunediff.analysis.outcome import Candidate, Outcome, failed, knobs_of
 from tunediff.analysis.sequential import InterimAnalysis, Rules, analyse
+from tunediff.analysis.speed import ITSELF, mean_speedup, rates, speedup_values
 from tunediff.analysis.statistics import (
     ROUGH_FREEDOM,
     Difference,
+    Estimate,
     differences,
+    has_many_digits,
     mean,
     sd,
 )
@@ -33,6 +36,7 @@ from tunediff.analysis.targets import QualityGate, quality_gates, seconds_of, ta
 from tunediff.config import ConfigError, recorded
 from tunediff.core import text, trial_record
 from tunediff.core.outcomes import State, Status, Verdict
+from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment.model import Experiment, is_comparison
 
@@ -82,9 +86,11 @@ class Comparison:
         objective, mode, rules = experiment.objective, experiment.mode, Rules.of(experiment)
         metric = objective if experiment.judge is None else f"final_{objective}"
         records, candidates = trial_record.read_trials(folder), list[Candidate]()
-        for row, side in enumerate(sides.SIDES):
-            runs = [run for run in records if run.number % len(sides.SIDES) == row]
-            rounds = {run.number // len(sides.SIDES): run for run in runs}  # numbers go by rounds
+        for row, side in enumerate(recorded.SIDES):
+            runs = [run for run in records if run.number % len(recorded.SIDES) == row]
+            rounds = {
+                run.number // len(recorded.SIDES): run for run in runs
+            }  # numbers go by rounds
             outcome = Outcome(runs, metric, mode == "min", rules.max_rounds)
             candidates.append(Candidate(side, {}, row == 0, outcome, rounds))
         ratios, at_once = mode == "min" or rules.by_time, experiment.devices
@@ -275,9 +281,7 @@ class Comparison:
         if not self.rules.same_seed or values.shape[1] < 2:
             return False
         repeated = (values == values[:, :1]).all(axis=1)
-        exact = [
-            sides.has_many_digits(row[0]) for row in values.tolist()
-        ]  # equal, and not by chance
+        exact = [has_many_digits(row[0]) for row in values.tolist()]  # equal, and not by chance
         return bool(repeated.all() or (repeated & exact).any())
 
     # ---- the gate of a comparison by time
@@ -338,23 +342,9 @@ class Comparison:
         if self.search is None:
             of_trial = (one for one in self.candidates if trial.name in {r.name for r in one.runs})
         else:
-            knobs = _knobs(trial)
-            of_trial = (one for one in self.candidates if _knobs(one.runs[0]) == knobs)
+            knobs = knobs_of(trial)
+            of_trial = (one for one in self.candidates if knobs_of(one.runs[0]) == knobs)
         return next(of_trial, None)
-
-    def trial_of(self, candidate: Candidate) -> TrialRecord | None:
-        """Return the trial of the search that had the configuration of a finalist."""
-        knobs, outcomes = _knobs(candidate.runs[0]), self.search.ranked if self.search else []
-        trials = (outcome.trial for outcome in outcomes)
-        return next((trial for trial in trials if _knobs(trial) == knobs), None)
-
-    def bias(self, candidate: Candidate) -> tuple[float, list[float]] | None:
-        """Return (value in the search, values of confirming runs) of a finalist, one protocol."""
-        trial, confirmed = self.trial_of(candidate), candidate.values(self.objective)
-        if self.search is None or trial is None or not confirmed:
-            return None
-        value = self.search.outcome_of(trial).value
-        return (value, confirmed) if value is not None else None
 
     # ---- how sure it is
     @property
@@ -374,6 +364,33 @@ class Comparison:
         """Return the compared values of the rounds in which no candidate lacks one."""
         return self.values[:, np.isfinite(self.values).all(axis=0)]
 
+    def speedup(self, candidate: Candidate) -> Estimate | str:
+        """Return how many times sooner a candidate that is significantly better reaches the
+        baseline's end, or a ratio of seconds or rates, see `speed.mean_speedup`; or why that is
+        unknown."""
+        if candidate.is_baseline:
+            return ITSELF
+        if self.baseline is None or not self.baseline.done:
+            return "no run of the baseline ended ok"
+        if note := candidate.outcome.failure_note:
+            return f"it {note}"
+        if candidate.verdict == Verdict.OPEN:
+            return "its test goes on"
+        if candidate.verdict != Verdict.BETTER:
+            return f"{len(candidate.done)} seeds do not show it to be better than the baseline"
+        by_speed = self.rules.by_time or self.objective in (RATE, TIME_TO_TARGET)
+        row, found = self.candidates.index(candidate), list[reach.SpeedUp | None]()
+        for runs, values in zip(self.rounds, self.values.T, strict=True):
+            base, run = runs[0], runs[row]
+            if base is None or run is None or not np.isfinite(values[[0, row]]).all():
+                continue
+            if by_speed:
+                ratio = float(values[0] / values[row])
+                found.append(reach.SpeedUp(ratio if self.lower_is_better else 1 / ratio, False))
+            else:
+                found.append(reach.speedup(base, run, self.objective, self.mode))
+        return mean_speedup([one for one in found if one is not None])
+
     # ---- tables
     @property
     def ratios(self) -> bool:
@@ -386,16 +403,16 @@ class Comparison:
         A knob that has the name of another column is in the column `knobs.NAME`. The interval and
         the verdict allow for all candidates and interim analyses; where there is one test of each
         by Holm's method, `p` and the interval hold for one alone, and `p_holm` is corrected.
-        `speedup`: see `speed.speedup`. `cost`: the baseline's samples per second divided by its
+        `speedup`: see `speedup`. `cost`: the baseline's samples per second divided by its
         own.
         """
         import pandas as pd
 
         metric, rows = self.metric, []
         effect = "ratio" if self.ratios else "difference"
-        base_rate = mean(speed.rates(self.baseline)) if self.baseline is not None else None
+        base_rate = mean(rates(self.baseline)) if self.baseline is not None else None
         for one in self.candidates:
-            values, rate, difference = one.values(metric), mean(speed.rates(one)), one.difference
+            values, rate, difference = one.values(metric), mean(rates(one)), one.difference
             cells: dict[str, object] = {
                 "runs": len(one.runs),
                 "finished": len(one.done),
@@ -409,7 +426,7 @@ class Comparison:
                     {"p": difference.p, "p_holm": difference.p_holm} if self.rules.corrected else {}
                 ),
                 "verdict": difference.verdict,
-                **speed.speedup_values(speed.speedup(self, one)),
+                **speedup_values(self.speedup(one)),
                 "samples_per_s": rate,
                 "cost": base_rate / rate if rate and base_rate else None,
             }
@@ -425,7 +442,10 @@ class Comparison:
     def label(self) -> str:
         """Return the label of the deciding metric, as the measurements give it."""
         if self.of_search is None:
-            return sides.label(self)
+            declared = cfg.of(self.configs[0]).objective
+            points = (point for run in self.runs for point in run.points)
+            default = declared.label if declared.name == self.metric else self.metric
+            return str(next((point["label"] for point in points if "label" in point), default))
         if self.metric == self.objective:
             return self.results.label
         labels = (last(run, "final_label") for run in self.runs)
@@ -440,13 +460,13 @@ class Comparison:
     @property
     def names(self) -> tuple[str, str]:
         """Return the two sides as the user named them."""
-        a, b = (self.experiment.candidates[side] for side in sides.SIDES)
+        a, b = (self.experiment.candidates[side] for side in recorded.SIDES)
         return a, b
 
     @functools.cached_property
     def configs(self) -> tuple[Any, Any]:
         """Return the configurations of both sides, which no verdict needs. Raises `ConfigError`."""
-        a, b = (cfg.load(self.folder / side / recorded.CONFIG) for side in sides.SIDES)
+        a, b = (cfg.load(self.folder / side / recorded.CONFIG) for side in recorded.SIDES)
         return a, b
 
 
@@ -474,8 +494,3 @@ def of_results(results: Results, rules: Rules, metric: str, ratios: bool) -> Com
         results.folder, candidates, results.metric, metric, space.mode, rules, ratios,
         space.at_once, of_search=results,
     )  # fmt: skip
-
-
-def _knobs(trial: TrialRecord) -> dict[str, object]:
-    """Return the knobs without seed and workload file, of which every folder has a copy."""
-    return {name: value for name, value in trial.config.items() if name not in ("seed", "workload")}

@@ -19,9 +19,11 @@ from typing import Any
 from tunediff import analysis
 from tunediff.analysis import Results, comparison, last, noise
 from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.outcome import Candidate, knobs_of
 from tunediff.analysis.sequential import Rules
 from tunediff.analysis.statistics import LEVEL
 from tunediff.config import ConfigError
+from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment.model import Experiment, is_search
 
 FIRST_SHARE, FURTHER_SHARE = 0.85, 0.15
@@ -155,3 +157,19 @@ def counting(results: Results, runs: Results, read: Callable[[Path], Results]) -
         return None
     others = [one for one in confirmations if one is not chosen]
     return dataclasses.replace(chosen, others=others)
+
+
+def trial_of(confirmation: Comparison, candidate: Candidate) -> TrialRecord | None:
+    """Return the trial of the search that had the configuration of a finalist."""
+    knobs, search = knobs_of(candidate.runs[0]), confirmation.search
+    trials = (outcome.trial for outcome in (search.ranked if search is not None else ()))
+    return next((trial for trial in trials if knobs_of(trial) == knobs), None)
+
+
+def bias(confirmation: Comparison, candidate: Candidate) -> tuple[float, list[float]] | None:
+    """Return (value in the search, values of confirming runs) of a finalist, one protocol."""
+    trial, confirmed = trial_of(confirmation, candidate), candidate.values(confirmation.objective)
+    if confirmation.search is None or trial is None or not confirmed:
+        return None
+    value = confirmation.search.outcome_of(trial).value
+    return (value, confirmed) if value is not None else None

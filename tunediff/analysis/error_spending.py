@@ -39,8 +39,9 @@ class Plan(NamedTuple):
 
 
 EARLY, LATE = Plan(2, 1.0), Plan(4, 1.5)
-"""The usual plan, and that of several challengers, each of which has a smaller share of the error, in
-few rounds: it finds 2 sd of a run, of one in three, in 93 % (`benchmarks/believe`), not in 88 %."""
+"""The usual plan, and that of several challengers, each of which has a smaller share of the error,
+in few rounds: it finds 2 sd of a run, of one in three, in 93 % (`benchmarks/believe`), not in 88
+%."""
 FEW = 12
 """Rounds that are few."""
 
@@ -54,14 +55,14 @@ def first_analysis(max_rounds: int) -> int:
 def bounds(
     level: float, max_rounds: int, power: int, one_sided: bool = False, fixed: bool = False
 ) -> tuple[float, ...]:
-    """Return for 1 to `max_rounds` rounds how large |t| of a challenger's differences must be for it to
-    differ, or for `one_sided` how large t must be for it to be better.
+    """Return for 1 to `max_rounds` rounds how large |t| of a challenger's differences must be for
+    it to differ, or for `one_sided` how large t must be for it to be better.
 
-    A challenger that equals the baseline exceeds its bound at any interim analysis with probability `level`. The
-    bounds are simulated: at each interim analysis, the paths with the largest |t| leave, as many as spend the
-    error that is due until then. An analysis whose share is less than a path has no bound. `fixed` ones,
-    and those of too small a level, have one for the last analysis only, the quantile of Student's t.
-    """
+    A challenger that equals the baseline exceeds its bound at any interim analysis with probability
+    `level`. The bounds are simulated: at each interim analysis, the paths with the largest |t|
+    leave, as many as spend the error that is due until then. An analysis whose share is less than a
+    path has no bound. `fixed` ones, and those of too small a level, have one for the last analysis
+    only, the quantile of Student's t."""
     if fixed or level * DRAWN < LEAST_PATHS * max_rounds:
         last = quantile(1 - (level if one_sided else level / 2), max_rounds - 1)
         return (*[math.inf] * (max_rounds - 1), last)

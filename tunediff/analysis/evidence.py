@@ -14,7 +14,7 @@ from tunediff.analysis import Results, confirming_runs, noise
 from tunediff.analysis.comparison import Comparison, over_seeds
 from tunediff.analysis.noise import Noise
 from tunediff.analysis.outcome import Candidate, Outcome
-from tunediff.analysis.speed import ITSELF, speedup, speedup_values
+from tunediff.analysis.speed import ITSELF, speedup_values
 from tunediff.analysis.statistics import Estimate
 from tunediff.config import ConfigError
 from tunediff.core.outcomes import Status, Verdict
@@ -61,7 +61,7 @@ class Evidence:
         """
         confirmed, compared, baseline = self.confirmation, self.compared, self.baseline
         if confirmed is not None and confirmed.winner is not None:
-            return confirmed.trial_of(confirmed.winner) or self._leader
+            return confirming_runs.trial_of(confirmed, confirmed.winner) or self._leader
         if compared is not None:
             if compared.winner is not None:
                 return compared.winner.done[0]
@@ -169,7 +169,7 @@ class Evidence:
             and candidate is not None
             and (self.compared is not None or candidate.is_tested)
         ):
-            return speedup(tested, candidate)
+            return tested.speedup(candidate)
         if reason := self.results.no_baseline(trial):
             return reason
         if note := self.outcome(trial).failure_note:

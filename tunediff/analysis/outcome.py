@@ -165,3 +165,8 @@ class Candidate:
                 mean_s, mean_value = float(np.mean(seconds)), float(np.mean(values))
                 means.append(CurveMean(mean_s, mean_value, sd(values) or 0.0))
         return means
+
+
+def knobs_of(trial: TrialRecord) -> dict[str, object]:
+    """Return the knobs without seed and workload file, of which every folder has a copy."""
+    return {name: value for name, value in trial.config.items() if name not in ("seed", "workload")}

@@ -1,14 +1,14 @@
 """Test configurations against a baseline after every round of seeds, with known error rates.
 
 A test after every pair of runs that stops when p falls below 5 % is wrong far more often than in 5
-% of all cases. Here the error is spent over the interim analyses (`error_spending`). A round is a block: all
-configurations on one seed, which decides initial weights, order of the data and everything drawn.
-Configurations may differ in noise, so each challenger is judged by the noise of its own differences from
-the baseline, a paired t-test, at an equal share of the error (Bonferroni): how the differences of
-two challengers correlate depends on the noise of all three, and no correlation makes a false winner more
-likely than the sum of the shares. No kept library does that: methods that are valid without an end
-(confidence sequences, e-values) are for bounded values or need more runs (`benchmarks/believe`).
-"""
+% of all cases. Here the error is spent over the interim analyses (`error_spending`). A round is a
+block: all configurations on one seed, which decides initial weights, order of the data and
+everything drawn. Configurations may differ in noise, so each challenger is judged by the noise of
+its own differences from the baseline, a paired t-test, at an equal share of the error (Bonferroni):
+how the differences of two challengers correlate depends on the noise of all three, and no
+correlation makes a false winner more likely than the sum of the shares. No kept library does that:
+methods that are valid without an end (confidence sequences, e-values) are for bounded values or
+need more runs (`benchmarks/believe`)."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class InterimAnalysis:
     """The result of the test after the rounds so far."""
 
     differences: list[Difference] = dataclasses.field(default_factory=list)
-    """The difference of each challenger; the intervals hold in 1 − level of all comparisons (1 − 2 ×
-    level for one-sided ones), for all challengers and interim analyses together."""
+    """The difference of each challenger; the intervals hold in 1 − level of all comparisons (1 − 2
+    × level for one-sided ones), for all challengers and interim analyses together."""
     rounds: int = 0
     """Rounds that count: those that the baseline and all remaining challengers have completed."""
     max_rounds: int = 0

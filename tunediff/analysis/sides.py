@@ -9,19 +9,17 @@ import json
 import math
 import statistics
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from tunediff import config as cfg
-from tunediff.analysis.statistics import quantile
+from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.statistics import has_many_digits, quantile
 from tunediff.config import Values, recorded
 from tunediff.core import text
 from tunediff.core.clock import ClockSummary, Unit
 from tunediff.core.outcomes import Status
 from tunediff.experiment.model import Experiment, is_comparison
 from tunediff.search_space import SearchBudget
-
-if TYPE_CHECKING:
-    from tunediff.analysis.comparison import Comparison
 
 CODE = "code.json"
 """File with the code of both sides and the first seed; see `judge.frozen_code`."""
@@ -32,9 +30,6 @@ HOLDOUT_VALUES = "holdout.json"
 JUDGE, HOLDOUT = "judge.py", "holdout.py"
 """Copies of what judges the runs, and judges them again: `judge.locked_judge`."""
 SIDES = recorded.SIDES
-FEW_DIGITS = 8
-"""Significant digits up to which values may repeat themselves by chance, such as an accuracy."""
-
 RENEWED, SHARED, ONE_EACH = "renewed in every pair", "shared by both sides", "one for each side"
 BEFORE_THE_PAIRS = {
     "seeds": SHARED,
@@ -47,8 +42,8 @@ BEFORE_THE_PAIRS = {
     "path of the code's copy or worktree": ONE_EACH,
     "Python's hash seed, with --address": ONE_EACH,
 }
-"""What is fixed before a comparison's first pair, and what is done about it: what one draw fixes for
-a side is in all of its pairs, where a paired test takes it for a difference."""
+"""What is fixed before a comparison's first pair, and what is done about it: what one draw fixes
+for a side is in all of its pairs, where a paired test takes it for a difference."""
 
 
 def content(folder: Path, name: str) -> Values:
@@ -102,19 +97,11 @@ def unit(comparison: Comparison) -> str:
     return str(cfg.of(comparison.configs[0]).unit)
 
 
-def label(comparison: Comparison) -> str:
-    """Return the label of the metric, as the measurements give it."""
-    declared = cfg.of(comparison.configs[0]).objective
-    points = (point for run in comparison.runs for point in run.points)
-    default = declared.label if declared.name == comparison.metric else comparison.metric
-    return str(next((point["label"] for point in points if "label" in point), default))
-
-
 def outcome_label(comparison: Comparison) -> str:
     """Return the label of what is compared: the metric, or the seconds."""
     rules = comparison.rules
     if not rules.by_time:
-        return label(comparison)
+        return comparison.label
     if rules.target is None or rules.counted == "end":
         return "seconds of a run"
     return f"seconds until {rules.target}"
@@ -184,8 +171,3 @@ def repeated_runs(comparison: Comparison) -> list[RepeatedRuns]:
         first, second = comparison.runs[:2]
         found.append(RepeatedRuns("", (first.seed, second.seed), finals[0]))
     return found
-
-
-def has_many_digits(value: float | None) -> bool:
-    """Return whether a value cannot be the same twice by chance."""
-    return value is not None and len(repr(value).strip("-0.").replace(".", "")) > FEW_DIGITS

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
-
-import numpy as np
+from collections.abc import Sequence
 
 from tunediff.analysis import RATE, Results, last, reach, seconds_of
 from tunediff.analysis.outcome import Candidate
 from tunediff.analysis.statistics import Estimate, estimate, is_wide
 from tunediff.core import text
-from tunediff.core.outcomes import Status, Verdict
-from tunediff.core.target import TIME_TO_TARGET
+from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import TrialRecord
-
-if TYPE_CHECKING:
-    from tunediff.analysis.comparison import Comparison
 
 ITSELF = "it is the baseline itself"
 SPEEDUP = ("speedup", "speedup_low", "speedup_high", "speedup_at_least")
@@ -63,41 +57,18 @@ def measured_runs(runs: list[TrialRecord]) -> list[TrialRecord]:
 
 
 # ---- comparisons
-def speedup(comparison: Comparison, candidate: Candidate) -> Estimate | str:
-    """Return how many times sooner it reaches the baseline's end, or why that is unknown.
+def mean_speedup(found: Sequence[reach.SpeedUp]) -> Estimate | str:
+    """Return the geometric mean of speed-ups on several seeds with its 95 % interval, or why it is
+    not determined: the interval has to exclude 1 and to be no wider than `WIDEST`.
 
-    The speed-up is the geometric mean of the ratios of all seeds, with its 95 % interval. It is
-    determined only if the configuration is significantly better than the baseline and the
-    interval excludes 1 and is not wider than `WIDEST`. If a run reached the baseline's value at
-    its first evaluation, its ratio is a lower bound, and so is the mean: without an upper end.
+    If a run reached the baseline's value at its first evaluation, its ratio is a lower bound, and
+    so is the mean: without an upper end.
     """
-    if candidate.is_baseline:
-        return ITSELF
-    if comparison.baseline is None or not comparison.baseline.done:
-        return "no run of the baseline ended ok"
-    if note := candidate.outcome.failure_note:
-        return f"it {note}"
-    if candidate.verdict == Verdict.OPEN:
-        return "its test goes on"
-    if candidate.verdict != Verdict.BETTER:
-        return f"{len(candidate.done)} seeds do not show it to be better than the baseline"
-    row = comparison.candidates.index(candidate)
-    by_speed = comparison.rules.by_time or comparison.objective in (RATE, TIME_TO_TARGET)
-    ratios, is_bound = list[float](), False
-    for runs, values in zip(comparison.rounds, comparison.values.T, strict=True):
-        base, run = runs[0], runs[row]
-        if base is None or run is None or not np.isfinite(values[[0, row]]).all():
-            continue
-        if by_speed:
-            ratio = float(values[0] / values[row])
-            ratios.append(ratio if comparison.lower_is_better else 1 / ratio)
-        elif (found := reach.speedup(base, run, comparison.objective, comparison.mode)) is not None:
-            ratios.append(found.ratio)
-            is_bound = is_bound or found.at_first
-    mean_ratio = estimate(ratios, ratios=True)
+    mean_ratio = estimate([one.ratio for one in found], ratios=True)
     low = mean_ratio.low if mean_ratio is not None else None
     if mean_ratio is None or low is None or low <= 1 or is_wide(low, mean_ratio.high):
-        return f"the curves of {len(ratios)} seeds leave it open"
+        return f"the curves of {len(found)} seeds leave it open"
+    is_bound = any(one.at_first for one in found)
     high = None if is_bound else mean_ratio.high
     return dataclasses.replace(mean_ratio, at_least=is_bound, high=high)
 

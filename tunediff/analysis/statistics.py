@@ -18,6 +18,8 @@ LEVEL = 0.05
 """Upper bound on the probability that any verdict of a comparison is wrong if nothing differs."""
 ROUGH_FREEDOM = 8
 """Degrees of freedom below which the 95 % interval of a deviation exceeds twice its value."""
+FEW_DIGITS = 8
+"""Significant digits up to which values may repeat themselves by chance, such as an accuracy."""
 WIDEST = 10.0
 """Largest ratio of the ends of an interval of a ratio: a wider one is no result."""
 
@@ -254,3 +256,8 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
         least = max(least, min(1.0, p * (len(ranked) - rank)))
         adjusted[place] = least
     return adjusted
+
+
+def has_many_digits(value: float | None) -> bool:
+    """Return whether a value cannot be the same twice by chance."""
+    return value is not None and len(repr(value).strip("-0.").replace(".", "")) > FEW_DIGITS

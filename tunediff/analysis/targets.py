@@ -39,7 +39,8 @@ class QualityGate(NamedTuple):
 def quality_gates(
     values: NDArray[np.float64], runs: Sequence[TrialRecord], rules: Rules, lower: bool
 ) -> list[QualityGate]:
-    """Return what has to be shown of B's values [2, pairs] for its seconds to count; NaN: no run."""
+    """Return what has to be shown of B's values [2, pairs] for its seconds to count; NaN: no
+    run."""
     gates = list[QualityGate]()
     if not rules.by_time:
         return gates

@@ -86,7 +86,8 @@ def _verdict(pairs: Comparison, count: str, difference: str, resolution: float) 
     lines = [f"B ({b}) is {pairs.verdict} than A ({a}){by}."]
     if pairs.verdict == Verdict.EQUIVALENT and pairs.rules.within is not None:
         lines = [
-            f"B ({b}) is equivalent to A ({a}) within {size(pairs.rules.within, test.ratios)} by {count}:"
+            f"B ({b}) is equivalent to A ({a}) within {size(pairs.rules.within, test.ratios)} by"
+            f" {count}:"
             f" {difference}."
         ]
     if pairs.verdict == Verdict.NOT_SHOWN:
@@ -257,7 +258,8 @@ def _difference(pairs: Comparison) -> str:
     effect = interval(pairs.analysis.differences[0], pairs.analysis.ratios)
     if effect in ("", OPEN):
         return f"the difference in {sides.outcome_label(pairs)} is {effect or 'unknown'}"
-    return f"{sides.outcome_label(pairs)} {effect} {'times' if pairs.analysis.ratios else 'compared with'} A's"
+    how = "times" if pairs.ratios else "compared with"
+    return f"{sides.outcome_label(pairs)} {effect} {how} A's"
 
 
 def _size(pairs: Comparison, value: float) -> str:

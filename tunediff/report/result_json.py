@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff.analysis import Results, disturbed_count
 from tunediff.analysis.comparison import Comparison
-from tunediff.analysis.confirming_runs import nothing_to_confirm
+from tunediff.analysis.confirming_runs import bias, nothing_to_confirm
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.journals import not_begun, sessions
 from tunediff.analysis.noise import Noise
@@ -168,8 +168,8 @@ def _confirmed(confirmation: Comparison) -> dict[str, Any]:
     if group is not None:
         effect = effects(group.difference, confirmation.ratios)
         keys |= {f"confirmed_{name}": value for name, value in effect.items()}
-        if (bias := confirmation.bias(group)) is not None:
-            keys |= {"value_when_chosen": bias[0], "value_on_new_seeds": mean(bias[1])}
+        if (found := bias(confirmation, group)) is not None:
+            keys |= {"value_when_chosen": found[0], "value_on_new_seeds": mean(found[1])}
     return keys | {
         "confirmed": winner is not None,
         "winner": winner.changed if winner is not None else None,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tunediff import analysis
-from tunediff.analysis import Results, statistics
+from tunediff.analysis import Results, confirming_runs, statistics
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.pareto import pareto_table
@@ -89,7 +89,11 @@ def _block(result: Mapping[str, Any], evidence: Evidence) -> dict[str, Any]:
     if confirmed is None or confirmed.metric == evidence.results.metric:
         del lines["confirmed_metric"]  # else it is the metric of another protocol
     leader = confirmed.leader if confirmed is not None else None
-    if confirmed is not None and leader is not None and (bias := confirmed.bias(leader)):
+    if (
+        confirmed is not None
+        and leader is not None
+        and (bias := confirming_runs.bias(confirmed, leader))
+    ):
         lines["value_on_new_seeds"] = words.with_sd(bias[1])
     return plain(lines)
 

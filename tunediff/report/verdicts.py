@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tunediff.analysis import disturbed, speed
+from tunediff.analysis import confirming_runs, disturbed
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.noise import Noise
@@ -67,7 +67,7 @@ def _cells(compared: Comparison, group: Candidate) -> dict[str, str]:
         f"{'ratio' if compared.ratios else 'difference'} (95 % interval)": interval(
             group.difference, compared.ratios
         ),
-        "speed-up": speedup(speed.speedup(compared, group), cell=True) if group.done else "",
+        "speed-up": speedup(compared.speedup(group), cell=True) if group.done else "",
     }
 
 
@@ -194,8 +194,8 @@ def unmoved_words(evidence: Evidence) -> str:
 # ---- confirmation
 INTERVALS = (
     "Brackets: 95 % confidence intervals that account for all finalists and for every interim"
-    " analysis (each finalist by the noise of its own differences from the baseline, its error spent"
-    " over the analyses)"
+    " analysis (each finalist by the noise of its own differences from the baseline, its error"
+    " spent over the analyses)"
 )
 
 
@@ -210,7 +210,7 @@ def details(confirmation: Comparison) -> list[str]:
     if group is not None:
         lines += [_reason(confirmation, group)]
         lines += [disturbed_of(compared.results.trials, "confirming run")]
-        if (bias := confirmation.bias(group)) is not None:
+        if (bias := confirming_runs.bias(confirmation, group)) is not None:
             now = noted(f"{with_sd(bias[1])} on new seeds", group.outcome)
             chosen = f"{group.name} was {number(bias[0])} when it was chosen"
             threads = _other_threads(confirmation, group)
@@ -226,7 +226,7 @@ def details(confirmation: Comparison) -> list[str]:
 
 def _other_threads(confirmation: Comparison, group: Candidate) -> str:
     """Return that a confirming run had other threads than the trial had, as a clause; '' if not."""
-    trial = confirmation.trial_of(group)
+    trial = confirming_runs.trial_of(confirmation, group)
     before = trial.environment.get("threads") if trial is not None else None
     now = group.runs[0].environment.get("threads")
     if before is None or now is None or before == now:
