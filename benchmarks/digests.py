@@ -19,11 +19,9 @@ import safetensors.torch
 import torch
 
 import tunediff
+from tunediff import config as cfg
 
-SAMPLERS = (
-    "stratified", "loss_second_moment", "speed", "logit_normal", "log_normal", "log_snr_laplace", "log_snr_cosine",
-    "beta_policy", "info_noise", "wiener",
-)  # fmt: skip
+BASELINE, *SAMPLERS = cfg.find("diffusion").schema.knobs["timesteps.name"].choices or ()
 DIFFUSION = {
     "baseline": [],
     **{f"timesteps.{name}": [f"timesteps.name={name}"] for name in SAMPLERS},

@@ -39,7 +39,7 @@ seed
 
 def test_knob_names_are_kept():
     """Names are what users wrote into their files: changing one breaks them."""
-    assert sorted(DIFFUSION.knobs) == sorted(KNOBS)
+    assert set(KNOBS) <= set(DIFFUSION.knobs)
 
 
 def test_every_knob_is_documented_and_has_a_range():

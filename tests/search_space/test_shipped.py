@@ -61,15 +61,13 @@ def test_flagship_mixes_systems_sampler_and_weighting():
     assert {"loader", "precision", "compile", "timesteps", "weighting", "optimizer"} <= names
 
 
-@pytest.mark.parametrize("name", ["digits_samplers", "cifar10_samplers", "digits_methods", "cifar10_cpu_methods"])
-def test_files_that_compare_samplers_leave_none_out(name):
-    choices = {
-        dimension.name: set(dimension.choices or ())
-        for dimension in search_space.load(search_space.find(name)).dimensions
-    }
-    assert choices["timesteps.name"] == set(MEMBERS["timesteps.name"])
-    if name.endswith("samplers"):
-        assert choices["weighting.name"] == set(MEMBERS["weighting.name"])
+def test_files_that_compare_samplers_list_all_once_and_first_with_what_applies_to_each():
+    loaded = search_space.load(search_space.find("digits_samplers"))
+    for union, members in MEMBERS.items():
+        if union in {dimension.name for dimension in loaded.dimensions}:
+            assert {point[union] for point in loaded.candidates} == set(members)
+    shares = {point["timesteps.name"]: point.get("timesteps.uniform_share") for point in loaded.candidates}
+    assert (shares["log_normal"], shares["wiener"], shares["speed"]) == (0.001, None, None)
 
 
 def test_most_draws_of_the_samplers_can_run():

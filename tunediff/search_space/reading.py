@@ -10,13 +10,15 @@ N` repeats the baseline.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tunediff import config as cfg
-from tunediff.config import Lines, Metric, Workload
+from tunediff.config import Lines, Metric, Schema, Workload
 from tunediff.config.knobs import refuse
 from tunediff.core.target import Target
 from tunediff.experiment.model import Experiment
@@ -26,7 +28,7 @@ from tunediff.search_space.files import is_workload, of_search
 from tunediff.search_space.model import RATE, SECONDS, SearchBudget, SearchSpace
 from tunediff.search_space.points import listed_runs
 from tunediff.search_space.schedule import listed_fields
-from tunediff.search_space.searched_knobs import spread
+from tunediff.search_space.searched_knobs import owners_of, spread
 from tunediff.search_space.sections import (
     COSTS,
     BudgetSection,
@@ -57,10 +59,12 @@ def read(
     world_sizes: Sequence[int] = (1,),
     gpu: bool = False,
 ) -> Lines:
-    """Return the content of a search file.
+    """Return the content of a search file, with lists in the place of `all` and `not`.
 
-    In a grid `parallel.workers: all` becomes `world_sizes`, those that fit on this machine;
-    `parallel.strategy: all` becomes the strategies that share something, `dp` only with a GPU.
+    `all` is every choice of a searched knob; in a grid, `parallel.workers: all` is `world_sizes`,
+    those that fit on this machine, and `parallel.strategy: all` what shares something, `dp` only
+    with a GPU. `when: {KNOB: {not: [VALUE]}}` is all other choices that have the searched knob. A
+    point of `first:` with `all` is one point for each choice, with the knobs that apply there.
     """
     content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
     if "kind" in content:  # of a search that has been made
@@ -72,21 +76,93 @@ def read(
     if "command" in content:  # the package stands on this one
         commands = importlib.import_module("tunediff.command.search")
         content = commands.translated(content, str(path), Path())
-    grid = content.get("grid")
-    grid = spread(grid, f"{path}: grid") if isinstance(grid, dict) else {}
     strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]
-    for name, values, example in (
-        ("workers", world_sizes, "[1, 2, 4]"),
-        ("strategy", strategies, "[ddp, fsdp]"),
-    ):
-        if grid.get(f"parallel.{name}") == "all":
+    machine: dict[str, list[Any]] = {}  # what a cluster has is not known beforehand
+    if world_sizes:
+        machine = {"parallel.workers": list(world_sizes), "parallel.strategy": strategies}
+    return _Derived(content, path, machine).lists()
+
+
+class _Derived:
+    """Writes lists in the place of `all` and `not`; see `read`."""
+
+    def __init__(self, content: Lines, path: Path, machine: Mapping[str, list[Any]]) -> None:
+        """`machine`: the choices of knobs that depend on it; {}: it is not known beforehand."""
+        self.content, self.path, self.machine = content, path, machine
+
+    @functools.cached_property
+    def schema(self) -> Schema:
+        named, folder = self.content.get("workload"), self.path.parent
+        base = (
+            cfg.baseline(str(named), str(self.path), folder)
+            if named is not None
+            else cfg.load(folder / str(self.content.get("base")))
+        )
+        return cast(Schema, base.schema)
+
+    def lists(self) -> Lines:
+        content = dict(self.content)
+        for form in ("search", "grid"):
+            if isinstance(knobs := content.get(form), dict):
+                spaces = spread(knobs, f"{self.path}: {form}")
+                content[form] = {
+                    name: self._space(name, space, form) for name, space in spaces.items()
+                }
+        if isinstance(points := content.get("first"), list):
+            searched = content.get("search") or {}
+            content["first"] = [each for point in points for each in self._points(point, searched)]
+        return content
+
+    def _choices(self, name: str, form: str) -> list[Any]:
+        if form == "grid" and name.startswith("parallel."):
+            example = {"parallel.workers": "[1, 2, 4]"}.get(name, "[ddp, fsdp]")
             unknown = f"what a cluster has is not known beforehand; allowed: a list, e.g. {example}"
-            refuse(
-                not world_sizes,
-                f"{path}: grid: parallel.{name}: 'all' is not allowed with --address: {unknown}",
-            )
-            grid = content["grid"] = {**grid, f"parallel.{name}": list(values)}
-    return content
+            where = f"{self.path}: grid: {name}: 'all' is not allowed with --address"
+            refuse(name not in self.machine, f"{where}: {unknown}")
+            return self.machine[name]
+        where = f"{self.path}: {form}"
+        choices = self.schema.knob(name, where).choices
+        refuse(choices is None, f"{where}: {name}: 'all' is not allowed; allowed: a list of values")
+        return list(choices or ())
+
+    def _space(self, name: str, space: Any, form: str) -> Any:
+        """Return the line of a searched knob with lists."""
+        if space == "all":
+            return self._choices(name, form)
+        when = space.get("when") if isinstance(space, dict) else None
+        if not isinstance(when, dict):
+            return space
+        lists = {}
+        for on, allowed in when.items():
+            if isinstance(allowed, dict) and allowed.keys() == {"not"}:
+                _, owners = owners_of(self.schema, self.schema.knob(name, f"{self.path}: {form}"))
+                excluded = allowed["not"] if isinstance(allowed["not"], list) else [allowed["not"]]
+                allowed = [one for one in owners if one not in excluded]
+            lists[on] = allowed
+        return {**space, "when": lists}
+
+    def _points(self, point: Any, searched: Lines) -> Iterator[Any]:
+        """Yield a point for each of the choices that its `all` stands for."""
+        flat = cfg.flatten(point, f"{self.path}: first") if isinstance(point, dict) else {}
+        every = [name for name, value in flat.items() if value == "all"]
+        if not every:
+            yield point
+            return
+        for values in itertools.product(*(self._choices(name, "search") for name in every)):
+            chosen = {**flat, **dict(zip(every, values, strict=True))}
+            yield {
+                name: value
+                for name, value in chosen.items()
+                if self._applies(name, chosen, searched)
+            }
+
+    def _applies(self, name: str, chosen: Lines, searched: Lines) -> bool:
+        """Return whether a knob of a point applies beside the other ones."""
+        union, owners = owners_of(self.schema, self.schema.knob(name, f"{self.path}: first"))
+        space = searched.get(name)
+        when = space.get("when", {}) if isinstance(space, dict) else {}
+        conditions = {**({union: owners} if union else {}), **when}
+        return all(chosen[on] in allowed for on, allowed in conditions.items() if on in chosen)
 
 
 def parse(

@@ -27,20 +27,16 @@ KINDS: dict[type, type[TimestepSampler]] = {
     methods.Uniform: UniformSampler,
     methods.Stratified: StratifiedSampler,
     methods.Speed: SpeedSampler,
-    methods.LogitNormal: TableSampler,
-    methods.LogNormal: TableSampler,
-    methods.LogSnrLaplace: TableSampler,
-    methods.LogSnrCosine: TableSampler,
     methods.LossSecondMoment: LossSecondMomentSampler,
     methods.InfoNoise: InfoNoiseSampler,
     methods.BetaPolicy: BetaPolicySampler,
     methods.Wiener: WienerSampler,
 }
-"""The sampler of each member of `methods.Timesteps`."""
+"""The samplers of the members of `methods.Timesteps` that draw in another way than from a table."""
 
 
 def build(
     knobs: methods.Timesteps, diffusion: Diffusion, channels: int, world: World
 ) -> TimestepSampler:
     """Return the sampler of a configuration, for this process and images of so many channels."""
-    return KINDS[type(knobs)](knobs, diffusion, channels, world)
+    return KINDS.get(type(knobs), TableSampler)(knobs, diffusion, channels, world)
