@@ -78,6 +78,9 @@ class Told(Observer):
     def about(self, facts):
         self.facts |= facts
 
+    def captured(self, outcome, reason):
+        self.facts["capture"] = f"{outcome}: {reason}" if reason else str(outcome)
+
     def show(self, name, what):
         self.shown[name] = what
 

@@ -55,7 +55,6 @@ from tunediff.training.capture.graph import CudaStepGraph, MakeGraph, use_side_s
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import evaluation_precision, float32_formats
-from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import Trial
 from tunediff.training.trial import run as run_training
 from tunediff.workloads.diffusion import train as workload
@@ -196,12 +195,8 @@ class Facts(Observer):
     def about(self, facts: Any) -> None:
         self.facts |= facts
 
-
-class OnRecorder(Program):
-    """Steps are recorded on a CPU in place of a CUDA graph."""
-
-    def step_graph(self, run: TrainingRun) -> Any:
-        return RecordedStep if run.config.compile.capture == "step" else None
+    def captured(self, outcome: Any, reason: str) -> None:
+        self.facts["capture"] = f"{outcome}: {reason}" if reason else str(outcome)
 
 
 def random_images(bench: Bench, config: Systems) -> Images:
@@ -253,7 +248,7 @@ def train(bench: Bench, what: str, config: Systems, fused: bool = True, **about:
     """Train for three seconds and write a row; return samples per second."""
     observer, images = Facts(), None
     budget = Budget(steps=8) if bench.dry else Budget(seconds=3.0, compile_charged=False)
-    program = OnRecorder() if bench.dry else Program()
+    make_graph = RecordedStep if bench.dry and config.compile.capture == "step" else None
     with contextlib.ExitStack() as stack:
         if what != "example":
             images = random_images(bench, config)
@@ -261,7 +256,9 @@ def train(bench: Bench, what: str, config: Systems, fused: bool = True, **about:
             stack.enter_context(replaced(Trial, "about", lambda *_, **facts: None))
         if not fused:
             stack.enter_context(replaced(unet_blocks, "fused_norm", lambda feature_map: None))
-        run_training(Engine(config, budget, alone(), observer, program, evaluates=False))
+        run_training(
+            Engine(config, budget, alone(), observer, make_graph=make_graph, evaluates=False)
+        )
     point = observer.points[-1]
     bench.row(
         what, **about, capture=observer.facts.get("capture", "none"),

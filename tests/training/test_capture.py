@@ -22,18 +22,10 @@ from tunediff.training.capture.comparison import difference
 from tunediff.training.observer import Recorder
 from tunediff.training.precision import cast_weights_together
 from tunediff.training.run_trial import run_trial
-from tunediff.training.training_run import Program
 from tunediff.workloads.diffusion.timesteps import KINDS
 
 EXACT = {"optimizer__implementation": "fused", "optimizer__lr": 2**-10, "optimizer__warmup": 0.0, "loader__workers": 0}
 """A learning rate that float32, in which a captured step reads it, holds exactly."""
-
-
-class Recorded(Program):
-    graph = RecordedStep
-
-    def step_graph(self, run):
-        return self.graph
 
 
 FEW = 16 * 6
@@ -42,7 +34,7 @@ FEW = 16 * 6
 def both(config, samples=FEW):
     """The outcomes of a training with and without capture, and what the first one told."""
     told = Told()
-    captured = train(config, samples=samples, program=Recorded(), observer=told)
+    captured = train(config, samples=samples, make_graph=RecordedStep, observer=told)
     return captured, train(config, samples=samples), told
 
 
@@ -129,23 +121,23 @@ def test_learning_rates_that_follow_the_budget_reach_a_captured_step():
     assert max(rates) > 2 * rates[-1] > 0, "the host knows each one"
 
 
-@pytest.mark.parametrize("program", [Recorded, Program])
-def test_resume_of_a_captured_training_equals_the_uninterrupted_one(tmp_path, program):
+@pytest.mark.parametrize("make_graph", [RecordedStep, None])
+def test_resume_of_a_captured_training_equals_the_uninterrupted_one(tmp_path, make_graph):
     """Captured again, or in the loop: the checkpoint knows nothing of it."""
     config = tiny(**EXACT, evaluation__points=2)
-    whole = train(config, samples=FEW, program=Recorded())
+    whole = train(config, samples=FEW, make_graph=RecordedStep)
     with pytest.raises(KilledError):
-        train(config, samples=FEW, program=Recorded(), folder=tmp_path, observer=Dies())
+        train(config, samples=FEW, make_graph=RecordedStep, folder=tmp_path, observer=Dies())
     told = Told()
-    resumed = train(config, samples=FEW, program=program(), folder=tmp_path, observer=told)
-    assert told.facts.get("capture") == ("captured" if program is Recorded else None)
+    resumed = train(config, samples=FEW, make_graph=make_graph, folder=tmp_path, observer=told)
+    assert told.facts.get("capture") == ("captured" if make_graph else None)
     assert_equal(weights(resumed), weights(whole))
 
 
 def test_capture_is_charged_as_compiling():
-    for program, charged in ((Recorded(), True), (None, False)):
+    for make_graph, charged in ((RecordedStep, True), (None, False)):
         told = Told()
-        train(tiny(**EXACT, evaluation__points=1), samples=FEW, program=program, observer=told)
+        train(tiny(**EXACT, evaluation__points=1), samples=FEW, make_graph=make_graph, observer=told)
         assert (told.points[-1].seconds["compile"] > 0) == charged
         assert told.points[-1].steps == 6
 
@@ -163,7 +155,7 @@ def told_of(body, steps=12, evaluates=False, **knobs):
     config, told = toy(**{"evaluation.points": 1} | knobs), Told()
     samples = steps * config.loader.batch_size
     how = {"samples": samples, "body": body, "evaluates": evaluates}
-    captured = train(config, program=Recorded(), observer=told, **how)
+    captured = train(config, make_graph=RecordedStep, observer=told, **how)
     assert_equal(weights(captured), weights(train(config, **how)), rtol=1e-5, atol=1e-7)
     return told
 
@@ -306,7 +298,7 @@ def test_loop_that_no_replay_can_repeat_is_refused_with_the_reason_and_trains_on
             step(trial, net, optimizer, inputs, targets)
 
     config, told = toy(**{"evaluation.points": 1}), Told()
-    train(config, samples=12 * 8, program=Recorded(), observer=told, body=body)
+    train(config, samples=12 * 8, make_graph=RecordedStep, observer=told, body=body)
     assert told.facts["capture"].startswith(f"refused: {REASONS[step]}")
     assert told.points[-1].capture == told.facts["capture"]
     assert told.points[-1].steps == 12
@@ -429,7 +421,7 @@ def test_capture_that_fails_ends_the_process_and_the_next_one_trains_eagerly(tmp
     Journal(tmp_path).start(*cfg.identity(config), {}, 1.0)
     for attempt in ("fails", "trains"):
         told, reason = Recorder(tmp_path), read_trial(tmp_path).not_captured
-        how = {"program": Recorded(), "observer": told, "body": body, "folder": folder, "not_captured": reason}
+        how = {"make_graph": RecordedStep, "observer": told, "body": body, "folder": folder, "not_captured": reason}
         result = run_trial(lambda how=how: train(config, samples=96, **how), CPU, tmp_path)
         assert (result.end is None) == (attempt == "fails"), "no end of the trial: it is tried again"
         assert reason.startswith("capture failed: operation not permitted") == (attempt == "trains")
@@ -532,9 +524,8 @@ def test_capture_with_a_fault_is_refused_though_rounding_is_allowed(fault, round
                 with torch.no_grad():
                     net[0].weight.mul_(1 + rounding * torch.rand((), generator=noise))
 
-    told, program = Told(), Recorded()
-    program.graph = fault or RecordedStep
-    train(toy(**{"evaluation.points": 1}), samples=96, program=program, observer=told, body=body)
+    told = Told()
+    train(toy(**{"evaluation.points": 1}), samples=96, make_graph=fault or RecordedStep, observer=told, body=body)
     assert told.facts["capture"].startswith("refused: replays are not the steps: " if fault else "captured")
 
 

@@ -18,9 +18,9 @@ from tests.fake_cuda import DEVICE, GPU, fake_cuda
 from tests.helpers import CPU, Told, assert_equal, tiny, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS
 from tests.training.test_capture import EXACT, FEW, fused, told_of
-from tunediff import distributed, sample
+from tunediff import distributed
 from tunediff.api.train_run import TrainOptions, prepare
-from tunediff.config import ConfigError, dump
+from tunediff.config import dump
 from tunediff.config.configurations import not_effective
 from tunediff.config.systems import Precision
 from tunediff.core import machine
@@ -99,9 +99,6 @@ def other_questions_get_the_answers_of_a_gpu(cuda):
     with mock.patch.object(hardware, "peak_flops_per_s", return_value=1.0):
         assert measure.format_gains(GPU).keys() == {"fp16", "bf16", "tf32"}
         measure.format_gains(CPU)
-    with pytest.raises(ConfigError, match="--device: 'cuda:7' is not there; GPUs: 1"):
-        sample.device_of("cuda:7")
-    assert sample.device_of("cuda:0") == DEVICE
     noise = [generation.ImageNoise(0, (1, 2, 2), device).step(0, 0, 2) for device in (DEVICE, CPU.device)]
     assert_equal(*noise)
     layer = torch.nn.Linear(2, 2)

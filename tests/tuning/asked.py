@@ -30,13 +30,15 @@ BIG = {
 }  # fmt: skip
 
 
-def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True, **values):
+def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True, refusal="", **values):
     """Write the journal of a trial as its driver and workers do, then complete it as Tune does."""
     spec = suggestion["spec"]
     journal = Journal(spec.folder)
     if begin:
         spec.begin()
         journal.write("worker", device="cpu", threads=2)
+    if refusal:
+        journal.write("decision", rule="capture", outcome="refused", reason=refusal)
     if status == "ok":
         for index in range(1, 5):
             journal.point(point(index, index * 1.0, frechet=value, **values))

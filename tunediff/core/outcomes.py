@@ -53,6 +53,13 @@ class Status(StrEnum):
     """It has not ended: of counts of trials, never of an end."""
 
 
+class CaptureOutcome(StrEnum):
+    """Whether a training's step is captured as a whole and replayed, where that was to be tried."""
+
+    CAPTURED = "captured"
+    REFUSED = "refused"
+
+
 class Ruling(StrEnum):
     """What early stopping decided of a trial."""
 

@@ -12,7 +12,8 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `unread`: knobs that the training never read.
 - `loaded`: the fingerprint, once the modules have been loaded that a file imports by name.
 - `point`: one evaluation.
-- `decision`: what early stopping decided of the trial, and what it compared: `Decision`.
+- `decision`: what early stopping decided of the trial, and what it compared: `Decision`. With
+  `rule: capture`: whether its step is replayed, `captured`, or `refused` for a `reason`.
 - `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
 - `checkpoint`, `clock`: of a command, what it left, and which seconds counted (`CommandClock`), with
   the unit of its values.
@@ -162,6 +163,8 @@ class TrialRecord:
     role: Role = "draw"
     decision: Decision | None = None
     """What early stopping decided of it last; None: it was not judged."""
+    not_captured: str = ""
+    """Why its step was refused to be captured; "" if it was not."""
     clock: Line = dataclasses.field(default_factory=dict)
     """Which seconds counted in the run of a command: `kind`, `process_s`, `start_up_s` and
     `unit`; empty for a workload, whose clock is that of the training."""
@@ -195,12 +198,6 @@ class TrialRecord:
         stopped = self.decision if self.status == Status.PRUNED else None
         early = stopped.words if stopped is not None else ""
         return "; ".join(filter(None, [early, self.reason, *restarts, refused]))
-
-    @property
-    def not_captured(self) -> str:
-        """Return why its step was refused to be captured; "" if it was not."""
-        why = self.not_effective.get("compile.capture", "")
-        return why.removeprefix(REFUSED) if why.startswith(REFUSED) else ""
 
     @property
     def finished(self) -> bool:
@@ -299,10 +296,6 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         if record is None:
             continue  # a line before the first start belongs to no trial
         record.last_written = when
-        if (why := str(event.get("capture", ""))).startswith(
-            REFUSED
-        ):  # as it is found, and at points
-            record.not_effective = record.not_effective | {"compile.capture": why}
         # Worker and environment
         if kind == "worker":
             worker = {"device": event["device"], "threads": event["threads"]}
@@ -320,6 +313,10 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
             points, final, record.decision = {}, {}, None
             record.end, record.ended = None, 0.0
             record.restarts.append(event.get("reason", ""))
+        elif kind == "decision" and event["rule"] == "capture":
+            record.not_captured = event["reason"]
+            if record.not_captured:
+                record.not_effective |= {"compile.capture": REFUSED + record.not_captured}
         elif kind == "decision":
             record.decision = Decision(**{**event, "outcome": Ruling(event["outcome"])})
         # Final evaluation and end

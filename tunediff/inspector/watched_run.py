@@ -6,7 +6,7 @@ import collections
 import contextlib
 import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
@@ -20,7 +20,7 @@ from tunediff import config as cfg
 from tunediff.config import Systems
 from tunediff.distributed import World, world_of_environment
 from tunediff.training import adapters, prepared, weights
-from tunediff.training.training_run import Program, TrainingRun
+from tunediff.training.engine import Engine, Facts, Observer
 from tunediff.tuning import worker
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -44,13 +44,14 @@ class _Calls:
         self.count += torch.is_grad_enabled()
 
 
-class Watch(Program):
+class Watch(Observer):
     """Train; note what a run begins with, trains on and is judged by, and refuse silent mistakes.
 
     The facts go into the journal, where `check` compares them with those of other runs.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.early_steps = 0
         """Optimizer steps before the first batch."""
         self._early = register_optimizer_step_post_hook(self._count_early)
@@ -70,7 +71,7 @@ class Watch(Program):
         self._early.remove()
 
     # ---- hooks of the training
-    def after_prepare(self, run: TrainingRun, model: nn.Module, prepared: nn.Module) -> nn.Module:
+    def after_prepare(self, run: Engine, model: nn.Module, prepared: nn.Module) -> nn.Module:
         """Return a module other than the given one, to tell which of them is trained."""
         outer = prepared if prepared is not model else copy.copy(model)
         outer._forward_pre_hooks = collections.OrderedDict(outer._forward_pre_hooks)
@@ -81,11 +82,11 @@ class Watch(Program):
         self.initial = digest(list(model.parameters()))
         return outer
 
-    def begin(self, run: TrainingRun) -> bool:
+    def begin(self, run: Engine) -> bool:
         self.close()
         return True
 
-    def batch(self, run: TrainingRun, batch: Any) -> contextlib.AbstractContextManager[object]:
+    def batch(self, run: Engine, batch: Any) -> contextlib.AbstractContextManager[object]:
         if not run.warming_up:
             self.restored = self.restored or _exported(run)
             self.makes_data = isinstance(batch, int)
@@ -93,9 +94,7 @@ class Watch(Program):
                 self.batches.append(digest(batch))
         return super().batch(run, batch)
 
-    def judge(
-        self, run: TrainingRun, evaluate: Callable[[], Mapping[str, Any]]
-    ) -> Mapping[str, Any]:
+    def evaluate(self, run: Engine, evaluate: Facts) -> Mapping[str, Any]:
         """Judge. Raises `WorkloadError` where other weights are judged than those exported, such as
         an average that is swapped in."""
         assert run.result is not None
@@ -110,7 +109,7 @@ class Watch(Program):
 
         hook = register_module_forward_pre_hook(note)
         try:
-            findings = super().judge(run, evaluate)
+            findings = super().evaluate(run, evaluate)
         finally:
             hook.remove()
         if any(swapped) and run.judged_digest is None:  # the workload has not named them itself
@@ -123,7 +122,7 @@ class Watch(Program):
         self._note(run, {f"learned_{len(run.points) + 1}": learned})
         return findings
 
-    def after_loop(self, run: TrainingRun) -> None:
+    def after_loop(self, run: Engine) -> None:
         if run.evaluates:
             self._check_model(run)
         firsts = run.world.gather(next(iter(self.batches), None))
@@ -138,19 +137,14 @@ class Watch(Program):
         }  # fmt: skip
         self._note(run, facts)
 
-    def _note(self, run: TrainingRun, facts: Mapping[str, Any]) -> None:
-        if run.world.main:
-            run.observer.about({FACTS: facts})
+    def _note(self, run: Engine, facts: Mapping[str, Any]) -> None:
+        run.about({FACTS: facts})
 
-    def object_to(self, run: TrainingRun, message: str) -> None:
-        """Raise `WorkloadError`: before a search nothing has been spent."""
-        raise run.mistake(message)
-
-    def _called(self, run: TrainingRun) -> bool:
+    def _called(self, run: Engine) -> bool:
         """Return whether the prepared model was called to train it."""
         return self._calls.count > 0 or run.adopted or run.strategy.owns_passes
 
-    def _check_model(self, run: TrainingRun) -> None:
+    def _check_model(self, run: Engine) -> None:
         """Raise `WorkloadError` unless the prepared model was trained, and judged, on all ranks."""
         learned = digest(list(self._plain.parameters()))
         called, has_learned = self._called(run), learned != self.initial
@@ -181,7 +175,7 @@ class Watch(Program):
             )
 
 
-def _exported(run: TrainingRun) -> str:
+def _exported(run: Engine) -> str:
     """Return the digest of the weights that would be exported now, on rank 0. All ranks call it."""
     run.strategy.complete(*[run.result] if run.result is not None else [])
     with run.strategy.states_for_file():
@@ -232,7 +226,7 @@ def train(job: TrialSpec, interrupted: bool, world: World) -> None:
     end, like one that was killed. All ranks call it."""
     watch = Watch()
     try:
-        worker.work(job, cast(Connection, _Answers(interrupted)), world, program=watch)
+        worker.work(job, cast(Connection, _Answers(interrupted)), world, watch)
     except worker.ParentLostError:
         pass
     finally:

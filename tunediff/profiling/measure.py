@@ -5,7 +5,6 @@ All numbers are of one process on one device, and none is taken under a profiler
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
 import time
@@ -14,7 +13,7 @@ from typing import Any
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tunediff import config as cfg
 from tunediff.config import Systems
@@ -23,10 +22,9 @@ from tunediff.core.clock import Budget
 from tunediff.core.point import Point
 from tunediff.data import items, loader
 from tunediff.distributed import World
-from tunediff.training import hardware
-from tunediff.training.engine import Engine
+from tunediff.training import hardware, state
+from tunediff.training.engine import Data, Engine
 from tunediff.training.observer import Observer
-from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import run
 
 SEGMENTS = 3
@@ -45,41 +43,32 @@ MAXIMA = (
 """Quantities of points whose largest value a summary holds, where points have them."""
 
 
-class _SourceFound(Exception):  # noqa: N818 – no error
-    """Ends a training at its first batch."""
+class FindData(Observer):
+    """Train nothing, and remember what the training would learn from."""
+
+    data: Data | None = None  # None: the workload has its own loader
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.facts = dict[str, object]()
+
+    def about(self, facts: Mapping[str, object]) -> None:
+        self.facts |= facts
+
+    def begin(self, engine: Engine) -> bool:
+        self.data = engine.data
+        return False
 
 
-class FindSource(Program):
-    """Stop a training where it asks for its first batch, and remember what it learns from."""
-
-    source: loader.Source | None = None  # None: the workload has its own loader
-    prepare: loader.Prepare | None = None
-    collate: items.Collate | None = None
-    samples_each = 1
-
-    def on_source(
-        self, session: TrainingRun, source: loader.Source | None, options: Mapping[str, Any]
-    ) -> None:
-        self.source, self.samples_each = source, options.get("samples_each", 1)
-        self.prepare, self.collate = options.get("prepare"), options.get("collate")
-        raise _SourceFound
-
-
-class MeasureState(Program):
-    """Train, and measure what the training keeps from step to step."""
-
-    model: nn.Module
-
-    def before_prepare(self, session: TrainingRun, model: nn.Module) -> None:
-        self.model = model
-
-    def state_mib(self, session: TrainingRun) -> dict[str, float]:
-        """Return the sizes of the model (`parameters`) and of the rest, by the workload's names."""
-        sizes = {"parameters": _bytes(self.model.state_dict())}
-        for name, stateful in session.state.stateful.items():
-            if stateful is not self.model:
-                sizes[name] = _bytes(stateful.state_dict())
-        return {name: size / 2**20 for name, size in sizes.items()}
+def _state_mib(engine: Engine) -> dict[str, float]:
+    """Return the sizes of what a training keeps from step to step: of the model (`parameters`) and
+    of the rest, by the workload's names."""
+    model = state.plain(engine.model) if engine.model is not None else None
+    kept = {
+        "parameters" if stateful is model else name: _bytes(stateful.state_dict())
+        for name, stateful in engine.state.stateful.items()
+    }
+    return {name: size / 2**20 for name, size in kept.items()}
 
 
 def _bytes(content: Any) -> int:
@@ -91,14 +80,11 @@ def _bytes(content: Any) -> int:
 
 
 class StepObserver(Observer):
-    """Keep what a workload says of its data, and call a function after every step."""
+    """Call a function after every step."""
 
     def __init__(self, after_step: Callable[[], None] | None = None) -> None:
         super().__init__()
-        self.facts, self._after_step = dict[str, object](), after_step
-
-    def about(self, facts: Mapping[str, object]) -> None:
-        self.facts |= facts
+        self._after_step = after_step
 
     def after_step(self) -> None:
         if self._after_step is not None:
@@ -111,12 +97,12 @@ class Bench:
     def __init__(self, config: Systems, world: World) -> None:
         """Find what a workload learns from. Raises what it raises until the first batch."""
         self.world, self.cuda = world, world.device.type == "cuda"
-        observer, self._found = StepObserver(), FindSource()
-        with contextlib.suppress(_SourceFound):
-            run(Engine(config, Budget(samples=1), world, observer, self._found, evaluates=False))
-        source = self._found.source
+        found = FindData()
+        run(Engine(config, Budget(samples=1), world, found, evaluates=False))
+        self._data = found.data
+        source = found.data.source if found.data is not None else None
         self.samples: dict[str, Any] = {
-            "name": str(observer.facts.get("data", "")),
+            "name": str(found.facts.get("data", "")),
             "count": 0 if source is None else loader.length(source) or 0,
             "mib": sum(column.nbytes for column in items.columns(source)) / 2**20,
         }
@@ -134,14 +120,12 @@ class Bench:
         after_step: Callable[[], None] | None = None,
     ) -> Sequence[Point]:
         """Train for `steps` and return `points` evenly spaced points; errors pass."""
-        short, program = cfg.override(config, {"evaluation.points": points}), MeasureState()
+        short = cfg.override(config, {"evaluation.points": points})
         observer = StepObserver(after_step)
         try:
-            engine = Engine(
-                short, Budget(steps=steps), self.world, observer, program, evaluates=False
-            )
+            engine = Engine(short, Budget(steps=steps), self.world, observer, evaluates=False)
             outcome = run(engine)
-            self.state_mib, self.unread = program.state_mib(engine), outcome.unread
+            self.state_mib, self.unread = _state_mib(engine), outcome.unread
             return outcome.points
         finally:
             if config.compile.active:  # else the next ones reach the limit of recompilations
@@ -159,8 +143,8 @@ class Bench:
     def loader_rate(self, config: Systems, seconds: float = 3.0) -> float | None:
         """Measure samples per second of the loader, with its batches brought to the device and no
         model beside it; None if they lie there already, or the workload has its own loader."""
-        found, section, device = self._found, config.loader, self.world.device
-        if found.source is None or section.resident:
+        found, section, device = self._data, config.loader, self.world.device
+        if found is None or section.resident:
             return None
         order = loader.Order(
             self.samples["count"] or 1,

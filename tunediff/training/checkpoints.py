@@ -10,22 +10,21 @@ from tunediff.config.code import described
 from tunediff.core.point import Point
 from tunediff.core.trial_record import CHECKPOINT
 from tunediff.training import adapters, memory, state, weights
+from tunediff.training.engine import Engine
 from tunediff.training.feed import Position
-from tunediff.training.training_run import TrainingRun
 
 
-def save(run: TrainingRun, pending: Point | None = None) -> None:
+def save(run: Engine, pending: Point | None = None) -> None:
     """Write all that the training has learned and measured. All ranks call it.
 
     `pending`: a point whose evaluation was interrupted. Raises `OSError` where the disk is full.
     """
-    run.program.before_save(run)
     if run.folder is None:
         return
     with run.clock.part("checkpoint"):
         run.strategy.complete(*_result(run))
         with run.strategy.states_for_file():
-            content = _learned(run)
+            content = run.state.take()
             # What is kept anyway shares its memory, and is written once.
             content["result"] = run.judged if run.judged is not None else _exported(run)
         position = run.feed.position if run.feed is not None else None
@@ -44,25 +43,8 @@ def save(run: TrainingRun, pending: Point | None = None) -> None:
         run.world.barrier()
 
 
-def _learned(run: TrainingRun, complete: bool = False) -> dict[str, Any]:
-    """Return what the training has learned so far; its tensors are not copied."""
-    return run.state.take(complete) | {"scaler": run.amp.scaler.state_dict()}
-
-
-def copied(run: TrainingRun) -> dict[str, Any]:
-    """Return a copy in host memory of what is learned, for `put` on the same ranks."""
-    with run.strategy.states_as_shares():
-        return cast("dict[str, Any]", state.copied(_learned(run, complete=True)))
-
-
-def put(run: TrainingRun, content: Mapping[str, Any]) -> None:
-    """Put back what the training had learned when `content` was taken."""
-    run.state.put(content)
-    run.amp.scaler.load_state_dict(content["scaler"])
-
-
 # ---- the next process goes on
-def find(run: TrainingRun) -> Mapping[str, Any] | None:
+def find(run: Engine) -> Mapping[str, Any] | None:
     """Return the checkpoint to go on from; None: the training begins at its first step.
 
     Rank 0 reads it and tells the others, so that none can go on alone. One that is of no use is set
@@ -85,12 +67,12 @@ def find(run: TrainingRun) -> Mapping[str, Any] | None:
     return content
 
 
-def _misfit(run: TrainingRun, content: Mapping[str, Any]) -> str:
+def _misfit(run: Engine, content: Mapping[str, Any]) -> str:
     """Return why this training cannot take a checkpoint (version, model), or "".
 
     Tries it with a copy and undoes that: the warm-up must not change the checkpoint's own tensors.
     """
-    before = copied(run)
+    before = run.state.copied()
     error: Exception | None = None
     try:
         run.points = [Point.of(flat) for flat in content["points"]]
@@ -99,13 +81,13 @@ def _misfit(run: TrainingRun, content: Mapping[str, Any]) -> str:
         for name, part in expected.items():
             if missing := sorted(part.keys() - content[name].keys()):
                 raise KeyError(f"{name}: {missing[0]} is missing")
-        put(run, state.copied(content))
+        run.state.put(state.copied(content))
     except Exception as raised:
         if memory.is_oom(raised):
             raise
         error = raised
     fails = run.world.any(error is not None)
-    put(run, before)
+    run.state.put(before)
     if not fails:
         return ""
     notes = ["on another rank"]
@@ -114,7 +96,7 @@ def _misfit(run: TrainingRun, content: Mapping[str, Any]) -> str:
     return f"{CHECKPOINT} does not fit: {' '.join(', '.join(notes).split())}"
 
 
-def position_in(run: TrainingRun, content: Mapping[str, Any] | None) -> Position | None:
+def position_in(run: Engine, content: Mapping[str, Any] | None) -> Position | None:
     """Return where this rank's loader goes on; after a change of ranks, the pass's start."""
     positions = (content or {}).get("position") or [None]
     if positions[0] is None:
@@ -125,11 +107,11 @@ def position_in(run: TrainingRun, content: Mapping[str, Any] | None) -> Position
 
 
 # ---- the weights that are exported
-def _result(run: TrainingRun) -> list[Any]:
+def _result(run: Engine) -> list[Any]:
     return [run.result] if run.result is not None else []
 
 
-def _exported(run: TrainingRun) -> Mapping[str, Any]:
+def _exported(run: Engine) -> Mapping[str, Any]:
     """Return the weights that would be exported now; its tensors are not copied.
 
     All ranks call it together, after `complete` of the strategy.
@@ -137,7 +119,7 @@ def _exported(run: TrainingRun) -> Mapping[str, Any]:
     return adapters.state_of(run.result) if run.result is not None else {}
 
 
-def note_judged(run: TrainingRun, last: bool) -> None:
+def note_judged(run: Engine, last: bool) -> None:
     """Note the digest of the weights as they are judged now; of the last point keep a copy as well.
 
     All ranks call it; rank 0 has the digest, and all weights of the copy.
@@ -149,7 +131,7 @@ def note_judged(run: TrainingRun, last: bool) -> None:
         run.judged = cast("dict[str, Any]", state.copied(now)) if last else None
 
 
-def changed_weight(run: TrainingRun) -> str:
+def changed_weight(run: Engine) -> str:
     """Return the first weight that has changed since the last point has judged it; "" if none has.
 
     All ranks call it; rank 0 knows. Frozen weights beside weights that learn, such as a target

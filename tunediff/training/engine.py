@@ -1,121 +1,300 @@
-"""Run one training: the loop around a workload's steps, with clock, evaluations, points."""
+"""One training: its parts, what its workload hands over, how far it is; and what observes it.
+
+`tunediff.training.loop` runs it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
-import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import nn
 
-from tunediff import config as cfg
-from tunediff.core import text
-from tunediff.core.errors import EvaluationStoppedError
+from tunediff.config import Systems
+from tunediff.config.code import WorkloadError
+from tunediff.config.systems import why_not_captured
+from tunediff.core.clock import Budget, Clock
+from tunediff.core.outcomes import CaptureOutcome
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
-from tunediff.core.trial_record import REFUSED, NotFiniteError
-from tunediff.data import randomness
+from tunediff.data import loader, randomness
 from tunediff.data.loader_processes import LoaderProcesses
-from tunediff.training import checkpoints, evaluation, hardware, memory, outcome
-from tunediff.training.capture.step_capture import StepCapture
-from tunediff.training.feed import Feed, Position, WarmupReplay
+from tunediff.distributed import World
+from tunediff.training import memory, state, strategies
+from tunediff.training.capture.graph import MakeGraph
+from tunediff.training.capture.step_capture import steps_of
+from tunediff.training.compilation import Compilation
+from tunediff.training.feed import Feed
 from tunediff.training.meter import Meter
+from tunediff.training.pace import Pace
+from tunediff.training.phases import Phases
+from tunediff.training.precision import Amp
+from tunediff.training.read_tracking import Reads, watched
+from tunediff.training.shared_code import SharedCode
 from tunediff.training.step import OptimizerStep
-from tunediff.training.training_run import TrainingRun
 
+Facts = Callable[[], Mapping[str, Any]]
+"""What a workload gives to be called at every point: it returns values by name."""
+Shown = torch.Tensor | Mapping[str, Sequence[float]]
+"""A picture, images uint8 [n, C, H, W] with C = 1 or 3; or a table, columns by name."""
 MOST_LEFT_OUT = 100
-"""Batches in a row of a loader of the user's own that a loop may take without a step."""
-
-Build = Callable[[int, Position | None], Feed]
-"""Makes the feed that has already given so many batches, or stood at a position."""
+"""Maximum consecutive batches of a user's loader that a loop may take without a step."""
 
 
-class Engine(TrainingRun):
-    """Trains until the budget is spent. A workload sees it through `Trial`."""
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What `trial.batches` was given."""
 
-    def __init__(self, *args: Any, checkpoint_every_s: float = 300.0, **options: Any) -> None:
-        """`checkpoint_every_s`: training seconds between checkpoints of a segment."""
-        super().__init__(*args, **options)
-        self.checkpoint_every_s, self.saved_s = checkpoint_every_s, 0.0
-        """Interval of checkpoints, and the last one, in training seconds."""
-        self.step = OptimizerStep(self, self.count_step)
-        make = self.make_graph
-        self.capture = StepCapture(self, self, make) if make is not None else None
-        if self.capture is not None:
-            self.step.rate_of = self.capture.learning_rate
-            self.step.on_update = self.capture.count
-        elif self.not_captured and self.world.main:
-            self.observer.about(self.capture_facts())
-        self.stride = 0.0
-        """The part of the training that the last step took, in units of `progress`."""
-        self._counted = 0.0  # the furthest schedule after a step
-        self.stopping = False
-        """Whether it was asked to stop."""
-        self.batches_left_out = 0
-        """Batches in a row, up to the last one, that the loop took and did not train."""
-        self.loader_processes = LoaderProcesses()
+    source: loader.Source
+    prepare: loader.Prepare | None
+    collate: Callable[[list[Any]], Any] | None
+    samples_each: int
+
+
+class Observer:
+    """Watch a training and steer it; this one lets it train to the end of its budget.
+
+    The first methods are called on all ranks, those from `restarted` on on rank 0 only.
+    """
+
+    def __init__(self, stop_requests: Sequence[object] = ()) -> None:
+        """`stop_requests`: a list, say of signals, that stops the training if not empty."""
+        self._stop_requests = stop_requests
+
+    def after_prepare(self, engine: Engine, model: nn.Module, prepared: nn.Module) -> nn.Module:
+        """Return what the workload gets as its prepared model; `model` is the plain one inside."""
+        return prepared
+
+    def begin(self, engine: Engine) -> bool:
+        """Return whether to train, once everything is set up and the first batch is requested."""
+        return True
+
+    def batch(self, engine: Engine, batch: Any) -> contextlib.AbstractContextManager[object]:
+        """Return the context in which the workload gets this batch and trains it."""
+        return contextlib.nullcontext()
+
+    def evaluate(self, engine: Engine, evaluate: Facts) -> Mapping[str, Any]:
+        """Return what `evaluate()` finds of the model, in plain numbers and words."""
+        return evaluate()
+
+    def after_step(self) -> None:
+        """Called after every optimizer step, as torch's profiler needs it."""
+
+    def after_loop(self, engine: Engine) -> None:
+        """Called when the workload gets no further batch."""
+
+    def asks_to_stop(self) -> bool:
+        """Return whether to stop; if any rank is asked to, all save a checkpoint and return."""
+        return bool(self._stop_requests)
+
+    # ---- on rank 0
+    def restarted(self, reason: str) -> None:
+        """Note that the training begins at its first step, so that points reported before are void.
+
+        `reason`: why a checkpoint is of no use; "" where there is none.
+        """
+
+    def point(self, point: Point) -> bool:
+        """Take an evaluation's point; return whether to go on. Resumes report points again."""
+        return True
+
+    def scalars(self, values: Mapping[str, float]) -> None:
+        """Take train_s, samples, steps, loss and learning_rate, whenever the clock was read."""
+
+    def about(self, facts: Mapping[str, Any]) -> None:
+        """Take facts about data and model, once."""
+
+    def captured(self, outcome: CaptureOutcome, reason: str) -> None:
+        """Take whether steps are replayed from now on, or the reason why they are not."""
+
+    def show(self, name: str, what: Shown) -> None:
+        """Take images or a table to look at."""
+
+
+class Engine:
+    """Trains until the budget is spent. All ranks have the same parts. A workload sees it through
+    `Trial`, which describes the methods of the same names."""
+
+    meter: Meter
+    """Made after the warm-up."""
+
+    # ---- what the workload hands over
+    model: nn.Module | None = None
+    """The prepared model, which is trained."""
+    result: nn.Module | None = None
+    """The model that is judged and saved."""
+    evaluation: Facts | None = None
+    description: Facts = dict
+    flops_per_sample: float | Literal["count"] | None = None
+    data: Data | None = None
+    """None: batches come from a loader of the workload's own."""
+    feed: Feed | None = None
+    own_loader = False
+    """Whether batches come from a loader of the workload's own."""
+    adopted = False
+    """Whether a framework moves, wraps, calls and compiles the model."""
+
+    # ---- how far it is
+    pending: Point | None = None
+    """A point whose evaluation was interrupted."""
+    judged: Mapping[str, torch.Tensor] | None = None
+    """A host copy of the weights that the last point judged, exported; complete on rank 0."""
+    judged_digest: str | None = None
+    """Digest of the weights that the latest evaluation has judged, on rank 0."""
+    restart_reason = ""
+    """Why an existing checkpoint is of no use."""
+    warming_up = False
+    """Whether steps are made that will be undone: for kernels, autotuning and compilation."""
+    evaluating = False
+    stopping = False
+    """Whether it was asked to stop."""
+    done = False
+    """Whether the workload gets no further batch."""
+    seeded = True
+    """Whether torch's generator had the configuration's seed when the model was prepared."""
+    batches_left_out = 0
+    """Batches in a row, up to the last one, that the loop took and did not train."""
+    stride = 0.0
+    """The part of the training that the last step took, in units of `progress`."""
+    warm_ups = 0
+    """Steps until all is compiled, which are undone."""
+    peak_flops_per_s = 0.0
+    """Of all devices, measured."""
+    saved_s = 0.0
+    """Training seconds at the last checkpoint."""
+    _counted = 0.0  # the furthest schedule after a step
+    _temporary: tempfile.TemporaryDirectory[str] | None = None
+
+    def __init__(
+        self,
+        config: Systems,
+        budget: Budget,
+        world: World,
+        *observers: Observer,
+        folder: Path | None = None,
+        evaluates: bool = True,
+        clock: Clock | None = None,
+        initial: Mapping[str, torch.Tensor] | None = None,
+        compiled: Path | None = None,
+        seconds_to_target: Callable[[Sequence[Point]], float | None] | None = None,
+        not_captured: str = "",
+        make_graph: MakeGraph | None = None,
+        checkpoint_every_s: float = 300.0,
+    ) -> None:
+        """Set up the parts, and seed all generators for equal initial weights on all ranks.
+
+        `folder`: of checkpoints, None: none are written. `evaluates`: whether the model is judged;
+        without it, points carry throughput only. `initial`: weights to start from. `compiled`:
+        folder of code that trainings share; None: they share none. `seconds_to_target`: returns
+        when points have met a target, at which the training ends; None: there is no target.
+        `not_captured`: why an earlier process could not capture the step; `make_graph`: captures
+        it, whatever the configuration says; None: CUDA, where it asks for that.
+        `checkpoint_every_s`: training seconds between checkpoints of a segment.
+        """
+        self.config, self.budget, self.world, self.device = config, budget, world, world.device
+        self.observers, self.folder, self.evaluates = observers, folder, evaluates
+        self.initial, self.seconds_to_target = initial, seconds_to_target
+        self.checkpoint_every_s = checkpoint_every_s
+        self.samples_per_step = config.loader.batch_size
+        """Samples of an optimizer step, of all ranks."""
+        self.points, self.notes, self.not_followed = list[Point](), list[str](), set[str]()
+        """Points so far, notes for the check, knobs that the workload's framework cannot follow."""
+
+        # ---- parts
+        self.shown_config, self.read_knobs = config, Reads(())
+        if config.schema.version:  # a user's workload: note which knobs it reads
+            self.shown_config, self.read_knobs = watched(config)
+        self.knobs = self.shown_config.knobs
+        self.clock = clock or Clock(budget, world.synchronize)
+        self.phases, self.pace = Phases(world.device), Pace(budget, self.clock, world)
+        self.strategy, self.amp = (
+            strategies.build(config, world),
+            Amp(config.precision, self.device),
+        )
+        self.state = state.State(world, self.strategy, self.amp.scaler)
+        self.compilation = Compilation(config.compile)
+        self.shared_code = SharedCode(compiled if config.compile.active else None)
+        self.loader_processes, self.step = LoaderProcesses(), OptimizerStep(self)
+        asked = config.compile.capture if self.device.type == "cuda" else "none"
+        if asked == "auto" and not not_captured:
+            not_captured = why_not_captured(config)
+        self.capture = steps_of(self, asked != "none", make_graph, not_captured)
+
+        # ---- nothing stays of an earlier training in this process
+        memory.reset(self.device)
+        memory.keep_freed(config.memory.keep_freed, self.device)
+        torch.manual_seed(config.seed)
+        randomness.seed_libraries(config.seed)
+        self.state.rng.manual_seed(config.seed)
         self.setup = contextlib.ExitStack()
         self.setup.enter_context(self.clock.part("setup"))  # until the first batch is requested
 
-    # ---- the loop
-    def batches(self, build: Build, *, reseed: bool = True) -> Iterator[Any]:
-        """Yield the training's batches; between two segments, judge, save and report.
+    @property
+    def complete(self) -> bool:
+        """Return whether the last point ended the training: budget spent, or target met."""
+        if self.seconds_to_target is not None and self.points and TIME_TO_TARGET in self.points[-1]:
+            return True
+        return len(self.points) >= self.config.evaluation.points and not self.budget.open_ended
 
-        `build` makes the feed of the batches. `reseed`: seed the global generators here, which
-        differ between ranks from then on, as dropout must.
-        """
-        # ---- set up
-        outcome.check_begun(self)
-        self.setup.close()
-        self.clock.before_first_batch_s = self.world.agree(self.clock.seconds["setup"])
-        if not self.program.begin(self):
-            self.done = True
-            raise outcome.NotTrainedError
-        if reseed:
-            torch.manual_seed(self.config.seed + 1 + self.world.rank)
-            randomness.seed_libraries(self.config.seed + 1 + self.world.rank)
+    @property
+    def user_folder(self) -> Path:
+        """Return the folder for the workload's files; a temporary one without `folder`."""
+        if self.folder is None:
+            self._temporary = self._temporary or tempfile.TemporaryDirectory(
+                prefix="tunediff-files-"
+            )
+            return Path(self._temporary.name)
+        path = self.folder.absolute() / "files"
+        path.mkdir(parents=True, exist_ok=True)
+        return path
 
-        # ---- restore a checkpoint, warm up, and put everything back
-        checkpoint = self.restore(build)
-        # Those of the checkpoint, which fetching the first batch may have drawn from.
-        generators = self.state.global_generators()
-        yield from self.warm_up(checkpoint)
-        self.state.set_global_generators(*generators)
-        del checkpoint  # it holds all that is learned once more
-        goes_on = [self.report(point) for point in self.points]
-        self.stopping = not all(goes_on)
-        self.saved_s = self.world.agree(self.clock.read())
-        self.meter.restart()
+    def keep(self, objects: Mapping[str, state.Stateful]) -> None:
+        """Register what is learned for checkpoints."""
+        self.state.keep(objects)
+        for stateful in objects.values():
+            self.strategy.keeps(stateful)
 
-        # ---- train and evaluate, segment by segment
-        total = self.config.evaluation.points
-        while not self.stopping and not self.complete:
-            index = len(self.points) + 1
-            with self.clock.part("train"), self.loader_processes.running():
-                self.pace.aim(index / total)
-                while not self.stopping and not self.pace.reached:
-                    yield from self.passes() if self.capture is None else self.capture.step()
-                    if not self.batches_left_out:
-                        self.after_step()
-            if self.pace.reached:
-                self.evaluate_point(index, index / total)
-            else:  # it was asked to stop
-                checkpoints.save(self)
+    def mistake(self, message: str) -> WorkloadError:
+        """Return the error that names the workload and what is wrong in it."""
+        return WorkloadError(f"{self.config.schema.title}: {message}")
 
-        # ---- the weights that are exported, where the last point was not judged here on all ranks
-        if self.world.any(self.judged is None):
-            kept = self.judged, self.judged_digest
-            with self.clock.part("checkpoint"):
-                checkpoints.note_judged(self, last=True)
-            if kept[0] is not None:
-                self.judged, self.judged_digest = kept
-        self.done = True
-        self.close()
-        self.program.after_loop(self)
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """Return the context of forward passes in `precision.amp`; none in an evaluation."""
+        if self.evaluating:
+            return contextlib.nullcontext()
+        self.read_knobs.add("precision.amp")
+        return self.amp.autocast()
+
+    # ---- observers
+    @property
+    def listeners(self) -> Sequence[Observer]:
+        """Return the observers that hear of points and facts here: rank 0's."""
+        return self.observers if self.world.main else ()
+
+    def about(self, facts: Mapping[str, Any]) -> None:
+        """Tell observers facts about data and model."""
+        for observer in self.listeners:
+            observer.about(facts)
+
+    def decided(self, outcome: CaptureOutcome, reason: str = "") -> None:
+        """Tell observers whether steps are replayed."""
+        for observer in self.listeners:
+            observer.captured(outcome, reason)
+
+    def asks_to_stop(self) -> bool:
+        """Return whether an observer of this rank asks to stop."""
+        return any(observer.asks_to_stop() for observer in self.observers)
+
+    # ---- one step
+    @property
+    def loss(self) -> torch.Tensor | None:
+        """Return the loss of the step that is made, a scalar on the device."""
+        return self.step.loss
 
     def fetch_batch(self) -> Any:
         """Return the next batch on the device."""
@@ -150,7 +329,8 @@ class Engine(TrainingRun):
             with contextlib.ExitStack() as stack:
                 if not self.step.sync_gradients:
                     stack.enter_context(self.strategy.unsynchronized())
-                stack.enter_context(self.program.batch(self, batch))
+                for observer in self.observers:
+                    stack.enter_context(observer.batch(self, batch))
                 yield batch
         self.phases.switch(None)
 
@@ -186,17 +366,6 @@ class Engine(TrainingRun):
         if not self.warming_up:
             self.count_step()
 
-    def capture_facts(self) -> dict[str, Any]:
-        """Return `capture`, as a `Point` has it: whether steps are replayed, or why not."""
-        if self.capture is not None:
-            return self.capture.facts()
-        return {"capture": REFUSED + self.not_captured} if self.not_captured else {}
-
-    def note_read(self, name: str) -> None:
-        """Note that the workload reads a number that moves from step to step."""
-        if self.capture is not None:
-            self.capture.note_read(name)
-
     def count_step(self) -> None:
         """Count one optimizer step, which was queued on the device."""
         assert self.step.loss is not None
@@ -207,201 +376,30 @@ class Engine(TrainingRun):
         self.stride = max(0.0, self.pace.schedule - before)
         self._counted = before + self.stride
 
-    def after_step(self) -> None:
-        """Where the clock was read: check and report the loss, and write a checkpoint."""
-        self.observer.after_step()
-        pace = self.pace
-        if not pace.checked:
-            return
-        self.meter.read()
-        if self.world.any(self.meter.streak >= self.amp.patience):
-            steps = text.pluralize(pace.steps, "step")
-            raise NotFiniteError(f"the loss is not finite after {steps} ({pace.train_s:.1f} s)")
-        if self.world.main:
-            loss = float(self.step.loss) if self.step.loss is not None else 0.0
-            scalars = {**pace.position(), "loss": loss}
-            if math.isfinite(self.step.learning_rate):
-                scalars["learning_rate"] = self.step.learning_rate
-            self.observer.scalars(scalars)
-        if self.world.any(self.observer.asks_to_stop()):
-            self.stopping = True
-        elif pace.train_s - self.saved_s > self.checkpoint_every_s and not pace.reached:
-            self.loader_processes.pause()
-            checkpoints.save(self)
-            self.loader_processes.resume()
-            self.saved_s = pace.train_s
-
-    # ---- before the loop
-    def restore(self, build: Build) -> Mapping[str, Any] | None:
-        """Find the checkpoint, measure the device's peak, and start loaders at their place."""
-        with self.clock.part("setup"):
-            checkpoint = checkpoints.find(self)
-            peak = hardware.peak_flops_per_s(self.device, self.amp.dtype, self.amp.fastest_matmul)
-            self.peak_flops_per_s = self.world.total(peak * self.strategy.devices)
-            memory.reset(self.device)  # what was needed until here is not the training's
-            self.warm_ups = self.compilation.warm_ups(self.device.type)
-            if not (cfg.of(self.config).warms_up or self.config.compile.active):
-                self.warm_ups = 0
-            batches = 0
-            if checkpoint is not None:
-                batches = checkpoint["pace"]["steps"] * self.step.accumulation
-                self.state.put_generators(checkpoint)
-            with self.loader_processes.tracked():
-                feed = build(batches, checkpoints.position_in(self, checkpoint))
-                self.feed = WarmupReplay(feed, self.step.accumulation, self.warm_ups)
-            self.loader_processes.pause()
-        if checkpoint is None and self.world.main:
-            self.observer.restarted(self.restart_reason)
-        return checkpoint
-
-    def warm_up(self, checkpoint: Mapping[str, Any] | None) -> Iterator[Any]:
-        """Yield the first batch for steps that load, tune and compile; then undo them.
-
-        Without compilation it counts as setup: libraries and kernels are loaded once.
-        """
-        with self.clock.part("setup"):
-            before = checkpoint or checkpoints.copied(self)
-        self.warming_up = True
-        with self.clock.part("compile" if self.config.compile.active else "setup"):
-            began = time.monotonic()
-            if self.warm_ups:
-                with self.compilation.noting(), self.counting_flops():
-                    yield from self.passes()
-            self.world.synchronize()
-            first_step_s = time.monotonic() - began
-            for _ in range(1, self.warm_ups):
-                yield from self.passes()
-        if facts := self.shared_code.charge(self.clock, resumed=checkpoint is not None):
-            self.observer.about(facts)
-        self.warming_up = False
-        with self.clock.part("setup"):
-            checkpoints.put(self, before)
-            if checkpoint is not None:
-                self.clock.load_state_dict(checkpoint["clock"])
-                self.clock.before_first_batch_s = checkpoint["before_first_batch_s"]
-                self.pace.load_state_dict(checkpoint["pace"])
-            constant = {
-                "first_step_s": first_step_s,
-                "peak_flops_per_s": self.peak_flops_per_s,
-                "before_first_batch_s": self.clock.before_first_batch_s,
-            }
-            if isinstance(self.flops_per_sample, float | int):
-                constant["flops_per_sample"] = self.flops_per_sample
-            devices = self.config.devices
-            self.meter = Meter(self.clock, self.pace, self.phases, self.world, devices, constant)
-            if checkpoint is not None:
-                self.meter.load_state_dict(checkpoint["meter"])
-
     @contextlib.contextmanager
-    def counting_flops(self) -> Iterator[None]:
-        """Count a step's arithmetic if the workload asks; compiled models show no operations."""
-        if self.flops_per_sample != "count" or self.config.compile.active:
-            yield
-            return
-        with FlopCounterMode(display=False) as counter:
-            yield
-        flops = self.world.total(float(counter.get_total_flops()))
-        self.flops_per_sample = flops / self.samples_per_step
-
-    # ---- every point
-    def evaluate_point(self, index: int, fraction: float) -> None:
-        """Measure, judge, save and report; the clock of the budget stands still.
-
-        Where the training was asked to stop, what was measured is only saved: the point is judged
-        after a resume, when nothing of the steps before could be measured any more.
-        """
-        if not self.pace.steps:
-            what = "setup and compiling" if self.budget.setup_charged else "compiling"
-            raise RuntimeError(
-                f"no step was trained: {what} took {self.clock.train_s:.0f} s, which the budget is"
-                " charged with"
-            )
-
-        point = self._measured(index, fraction)
-        findings = {} if self.stopping else self._judged()
-        if self.stopping:
-            checkpoints.save(self, pending=point)
-            return
-
-        self.points.append(
-            dataclasses.replace(
-                point,
-                metrics={**point.metrics, **findings},
-                seconds=dict(self.clock.seconds),
-                weights_digest=self.judged_digest or None,
-            )
-        )
-        self.note_target()
-        checkpoints.save(self)
-        if self.evaluates:  # what judging and saving need is not what training needs
-            memory.restart_peak(self.device, self.points[-1].peak_host_memory_mib)
-        self.saved_s = self.pace.train_s
-        self.meter.restart()
-        self.stopping = not self.report(self.points[-1])
-
-    def _measured(self, index: int, fraction: float) -> Point:
-        """Return the point of now, or the one that an earlier process measured after this step.
-
-        Raises `NotFiniteError`.
-        """
-        point = self.meter.measure(index, fraction, self.points[-1] if self.points else None)
-        title = self.config.schema.title
-        described = evaluation.plain_findings(self.description(), "describe_with", title)
-        metrics = {**point.metrics, **evaluation.finite_findings(described)}
-        facts = {**self.compilation.facts(), **self.capture_facts()}
-        point = dataclasses.replace(point, metrics=metrics, **facts)
-        earlier = self.pending
-        if earlier is not None and (earlier.index, earlier.steps) == (index, point.steps):
-            point = earlier
-        if not math.isfinite(point.loss):
-            where = f"up to step {point.steps} ({point.train_s:.1f} s)"
-            raise NotFiniteError(f"no loss was finite {where}")
-        return point
-
-    def _judged(self) -> Mapping[str, Any]:
-        """Return what the evaluation finds; asks the training to stop if it was interrupted."""
-        if not self.evaluates or self.evaluation is None:
-            return {}
-        with self.clock.part("evaluation"):
-            self.judged_digest = None
+    def undone(self) -> Iterator[None]:
+        """Make steps inside that are no part of the training: its clock counts compilation. What
+        they change is put back by the caller."""
+        self.loader_processes.pause()
+        with self.pace.left_out_of_schedule(), self.clock.part("compile"):
+            self.warming_up = True
             try:
-                findings = self.program.judge(self, lambda: evaluation.evaluate(self))
-                if self.judged_digest is None:
-                    self.note_judged()
-                return findings
-            except EvaluationStoppedError:
-                self.stopping = True
-                return {}
-
-    def note_judged(self) -> None:
-        """Take the weights as they are now for those that this point judges. All ranks call it.
-
-        The engine calls it after an evaluation; one that swaps weights in calls it meanwhile.
-        """
-        last = len(self.points) + 1 == self.config.evaluation.points and not self.budget.open_ended
-        # With a target any point may be the last: what is found of it is not known here yet.
-        checkpoints.note_judged(self, last or self.seconds_to_target is not None)
-
-    def note_target(self) -> None:
-        """Add to the last point when rank 0's values met the target, if they did."""
-        if self.seconds_to_target is None:
-            return
-        seconds = self.seconds_to_target(self.points)
-        if (seconds := self.world.agree(math.nan if seconds is None else seconds)) == seconds:
-            metrics = {**self.points[-1].metrics, TIME_TO_TARGET: seconds}
-            self.points[-1] = dataclasses.replace(self.points[-1], metrics=metrics)
-
-    def report(self, point: Point) -> bool:
-        """Report a point; returns whether to train on after it, equal on all ranks."""
-        return bool(self.world.agree(float(self.observer.point(point)) if self.world.main else 0.0))
+                yield
+            finally:
+                self.warming_up = False
+        self.loader_processes.resume()
 
     # ---- the end
     def close(self) -> None:
         """Stop what loads data, and the clock's part that is running before the first batch."""
         self.setup.close()
-        if self.capture is not None:
-            self.capture.close()
+        self.capture.close()
         self.phases.switch(None)
         self.loader_processes.close()
         if self.feed is not None:
             self.feed.close()
+
+    def remove_temporary(self) -> None:
+        """Remove the temporary `user_folder`."""
+        if self._temporary is not None:
+            self._temporary.cleanup()

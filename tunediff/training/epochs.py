@@ -14,6 +14,7 @@ from torch.utils.data import (
 )
 
 from tunediff.distributed import World
+from tunediff.training import loop
 from tunediff.training.engine import Engine
 from tunediff.training.feed import Position, RepeatingLoader
 
@@ -59,10 +60,8 @@ class EpochLoader:
         """Called before the first batch of each step is given out."""
         self.after_step: Callable[[], object] = lambda: None
         """Called when all batches of a step were given out and the next one is asked for."""
-        engine.program.on_source(engine, None, {})
         engine.own_loader = True
-        if engine.capture is not None:
-            engine.capture.refuse("a loop by epochs and a framework hand out batches by themselves")
+        engine.capture.refuse("a loop by epochs and a framework hand out batches by themselves")
         if group is not None:
             engine.step.accumulation = 1  # the engine's items are complete steps
 
@@ -80,7 +79,7 @@ class EpochLoader:
     def fill(self) -> bool:
         """Fetch the next step's batches, account for the last; return whether there is a step."""
         if self._steps is None:
-            self._steps = self._engine.batches(self._build, reseed=self._reseed)
+            self._steps = loop.batches(self._engine, self._build, reseed=self._reseed)
         if self._next is None and not self.finished:
             self.after_step()
             self._next = next(self._steps, None)

@@ -19,14 +19,14 @@ from tunediff.core.journal import to_json
 from tunediff.core.trial_record import RESERVED, NotFiniteError
 from tunediff.data import randomness
 from tunediff.training import state
+from tunediff.training.engine import Engine
 from tunediff.training.precision import evaluation_precision
-from tunediff.training.training_run import TrainingRun
 
 _PHASE = re.compile(r"step_\w+_s")
 """Names under which a point has the parts of its mean step."""
 
 
-def evaluate(run: TrainingRun) -> Mapping[str, Any]:
+def evaluate(run: Engine) -> Mapping[str, Any]:
     """Return the workload's evaluation of its model, in plain values. All ranks call it.
 
     Raises `WorkloadError` without the objective among it, `NotFiniteError` if it is not finite.
@@ -52,7 +52,7 @@ def evaluate(run: TrainingRun) -> Mapping[str, Any]:
     return finite_findings(findings)
 
 
-def _check_objective(run: TrainingRun, findings: Mapping[str, Any]) -> None:
+def _check_objective(run: Engine, findings: Mapping[str, Any]) -> None:
     metric = of(run.config).objective.name
     if metric not in findings:
         found = ", ".join(findings) or "nothing"
@@ -79,7 +79,7 @@ def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _fixed_conditions(run: TrainingRun) -> Iterator[None]:
+def _fixed_conditions(run: Engine) -> Iterator[None]:
     """Use one number format and equal random numbers inside; then restore the training's."""
     run.evaluating = True
     devices = [run.device] if run.device.type == "cuda" else []

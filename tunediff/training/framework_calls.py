@@ -10,10 +10,9 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from tunediff.training import model_setup
-from tunediff.training.engine import Engine
+from tunediff.training import loop, model_setup
+from tunediff.training.engine import Engine, Facts
 from tunediff.training.epochs import EpochLoader, divided
-from tunediff.training.training_run import Facts
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +86,7 @@ class FrameworkCalls:
 
     def note_judged(self) -> None:
         """Note the present weights as the judged ones, for evaluations that swap weights."""
-        self.engine.note_judged()
+        loop.note_judged(self.engine)
 
     @contextlib.contextmanager
     def preserve_generators(self) -> Iterator[None]:

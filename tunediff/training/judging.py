@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import sys
 import time
@@ -23,11 +24,10 @@ from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
 from tunediff.training import adapters, hardware, number_formats, prepared
-from tunediff.training.engine import Engine
+from tunediff.training.engine import Engine, Facts
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
 from tunediff.training.probe import Measured
-from tunediff.training.training_run import Program, TrainingRun
 from tunediff.training.trial import run
 
 # ---- a finished model
@@ -35,20 +35,21 @@ ALONE = {"parallel.workers": 1, "parallel.strategy": "ddp"}
 """Knobs of a process that has all of a model, however it was trained."""
 
 
-class JudgeWeights(Program):
+class JudgeWeights(Observer):
     """Give the workload no batch: its model gets the finished one's weights, and is judged."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
         self.weights = weights
         self.values: Mapping[str, Any] = {}
         """What the evaluation found."""
 
-    def begin(self, run: TrainingRun) -> bool:
+    def begin(self, run: Engine) -> bool:
         self.load(run)
-        self.values = self.judge(run, lambda: evaluate(run))
+        self.values = self.evaluate(run, functools.partial(evaluate, run))
         return False
 
-    def load(self, run: TrainingRun) -> None:
+    def load(self, run: Engine) -> None:
         """Give the exported model the weights."""
         assert run.result is not None
         adapters.put_into(run.result, self.weights)
@@ -74,7 +75,7 @@ class _Load(JudgeWeights):
 
     network: nn.Module
 
-    def begin(self, run: TrainingRun) -> bool:
+    def begin(self, run: Engine) -> bool:
         self.load(run)
         assert run.result is not None
         self.network = run.result
@@ -85,7 +86,7 @@ def built(config: Systems, weights: Mapping[str, Tensor]) -> nn.Module:
     """Return the model that a workload exports, as its `train` makes it, with these weights."""
     program, config = _Load(weights), cfg.override(eager(config), ALONE, check=False)
     with torch.random.fork_rng():
-        run(Engine(config, Budget(samples=1), alone(), Observer(), program))
+        run(Engine(config, Budget(samples=1), alone(), program))
     return program.network
 
 
@@ -122,7 +123,7 @@ def seconds_of(evaluate: Callable[[], object]) -> float:
     return time.monotonic() - began + left_s
 
 
-class Rehearse(Program):
+class Rehearse(Observer):
     """Build all that precedes the first batch, perhaps time an evaluation; train nothing, or the
     few steps that the choice of a number format needs."""
 
@@ -132,46 +133,35 @@ class Rehearse(Program):
         on_ready: Callable[[], None] = lambda: None,
         trains: bool = False,
     ) -> None:
+        super().__init__()
         self.evaluates, self._on_ready, self.seconds = evaluates, on_ready, 0.0
-        self._trains = trains
+        self._trains, self.facts = trains, dict[str, Any]()
 
-    def begin(self, run: TrainingRun) -> bool:
+    def about(self, facts: Mapping[str, Any]) -> None:
+        self.facts |= facts
+
+    def begin(self, run: Engine) -> bool:
         self._on_ready()
         if self.evaluates and not self._trains:
             self._time(run)
         return self._trains
 
-    def judge(
-        self, run: TrainingRun, evaluate: Callable[[], Mapping[str, Any]]
-    ) -> Mapping[str, Any]:
+    def evaluate(self, run: Engine, evaluate: Facts) -> Mapping[str, Any]:
         seconds_of(evaluate)  # chooses the format
         self._time(run)
         return {}
 
-    def _time(self, run: TrainingRun) -> None:
+    def _time(self, run: Engine) -> None:
         seconds = seconds_of(lambda: evaluate(run))
         self.seconds = seconds / run.config.parallel.processes
 
 
-class _Facts(Observer):
-    """Keep the facts about data and model."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.facts: dict[str, Any] = {}
-
-    def about(self, facts: Mapping[str, Any]) -> None:
-        self.facts |= facts
-
-
-def evaluation_s(
-    config: Systems, world: World, program: Rehearse, observer: Observer, steps: int = 0
-) -> float:
+def evaluation_s(config: Systems, world: World, program: Rehearse, steps: int = 0) -> float:
     """Return the seconds of one evaluation without torch.compile, of a model that has been trained
     for so many steps."""
     config = cfg.override(eager(config), {"evaluation.points": 1}, check=False)
     budget, evaluates = Budget(samples=steps * config.loader.batch_size or 1), program.evaluates
-    run(Engine(config, budget, world, observer, program, evaluates=evaluates))
+    run(Engine(config, budget, world, program, evaluates=evaluates))
     return program.seconds
 
 
@@ -201,16 +191,16 @@ def measured(
             return result
     before = hardware.Usage.now()
     for name, protocol in {"evaluation_s": {}, **(finals or {})}.items():
-        judged, observer = cfg.override(config, protocol), _Facts()
+        judged = cfg.override(config, protocol)
         steps = (
             FIRST_STEPS if evaluates and number_formats.is_open(judged, world.device.type) else 0
         )
         program = Rehearse(evaluates, lambda: tell(result), steps > 0)
-        seconds = evaluation_s(judged, world, program, observer, steps)
+        seconds = evaluation_s(judged, world, program, steps)
         if not evaluates:
             return result
         result[name] = seconds  # type: ignore[literal-required]
-        if (choice := observer.facts.get("evaluation_format")) is not None:
+        if (choice := program.facts.get("evaluation_format")) is not None:
             result["evaluation_format"] = choice
             config = number_formats.pinned(config, choice)
     used = hardware.Usage.now().since(before)

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from tunediff.training import adapters, memory, precision, shared_code
+from tunediff.training.engine import Engine
 from tunediff.training.state import Stateful
-from tunediff.training.training_run import TrainingRun
 
 
 def prepare(
-    run: TrainingRun,
+    run: Engine,
     model: nn.Module,
     blocks: type[nn.Module] | None,
     flops_per_sample: float | Literal["count"] | None,
@@ -23,12 +23,16 @@ def prepare(
 ) -> nn.Module:
     """Return the model on its device, under the strategy and torch.compile; see `Trial.prepare`."""
     _move_to_device(run, model, blocks)
-    if run.make_graph is not None and run.amp.dtype is not None and not run.config.compile.active:
+    if (
+        run.capture.make_graph is not None
+        and run.amp.dtype is not None
+        and not run.config.compile.active
+    ):
         precision.cast_weights_together(model, run.amp.dtype)
     if run.config.compile.active:
         run.shared_code.use(shared_code.key(model, run.config))
     prepared = run.compilation.apply(run.strategy.wrap(model, blocks), model, blocks)
-    run.model = run.program.after_prepare(run, model, prepared)
+    run.model = _observed(run, model, prepared)
     run.flops_per_sample = flops_per_sample
     if export is not None:
         run.result = export
@@ -45,14 +49,20 @@ def prepare(
     return run.model
 
 
-def adopt(run: TrainingRun, model: nn.Module) -> None:
+def adopt(run: Engine, model: nn.Module) -> None:
     """Take a model that a framework wraps, compiles and calls by itself."""
     _move_to_device(run, model, None)
-    run.program.after_prepare(run, model, model)
+    _observed(run, model, model)
     run.model, run.adopted = model, True
 
 
-def _move_to_device(run: TrainingRun, model: nn.Module, blocks: type[nn.Module] | None) -> None:
+def _observed(run: Engine, model: nn.Module, prepared: nn.Module) -> nn.Module:
+    for observer in run.observers:
+        prepared = observer.after_prepare(run, model, prepared)
+    return prepared
+
+
+def _move_to_device(run: Engine, model: nn.Module, blocks: type[nn.Module] | None) -> None:
     """Move the model to its device, in its memory format, with the weights that it starts from."""
     if not isinstance(model, nn.Module):
         raise run.mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
@@ -61,7 +71,6 @@ def _move_to_device(run: TrainingRun, model: nn.Module, blocks: type[nn.Module] 
             "trial.prepare was called twice, and a training has one model; put several into one"
             " nn.ModuleDict"
         )
-    run.program.before_prepare(run, model)
     run.seeded = torch.initial_seed() == run.config.seed
     model.to(run.device)
     if run.world.size == 1 or run.config.parallel.strategy == "ddp":

@@ -1,4 +1,4 @@
-"""Observers of a training: they get its points and facts, and may stop it."""
+"""Observers of a training that write down what they hear."""
 
 from __future__ import annotations
 
@@ -14,56 +14,10 @@ from torch import Tensor
 
 from tunediff.core.files import write_atomically, write_csv
 from tunediff.core.journal import Journal
+from tunediff.core.outcomes import CaptureOutcome
 from tunediff.core.point import Point
-
-Shown = Tensor | Mapping[str, Sequence[float]]
-"""A picture, images uint8 [n, C, H, W] with C = 1 or 3; or a table, columns by name."""
-
-
-class Observer:
-    """Ignore everything and let the training end: a base class, called on rank 0 only."""
-
-    def __init__(self, stop_requests: Sequence[object] = ()) -> None:
-        """`stop_requests`: a list, say of signals, that stops the training if not empty."""
-        self._stop_requests = stop_requests
-
-    def restarted(self, reason: str) -> None:
-        """Note that the training begins at its first step, so that points reported before are void.
-
-        `reason`: why a checkpoint is of no use; "" where there is none.
-        """
-
-    def point(self, point: Point) -> bool:
-        """Take an evaluation's point; return whether to go on. Resumes report points again."""
-        return True
-
-    def scalars(self, values: Mapping[str, float]) -> None:
-        """Take train_s, samples, steps, loss and learning_rate, whenever the clock was read."""
-
-    def about(self, facts: Mapping[str, Any]) -> None:
-        """Take facts about data and model, once."""
-
-    def show(self, name: str, what: Shown) -> None:
-        """Take images or a table to look at."""
-
-    def after_step(self) -> None:
-        """Called after every optimizer step, on every rank, as torch's profiler needs it."""
-
-    def asks_to_stop(self) -> bool:
-        """Return whether to stop; if any rank is asked to, all save a checkpoint and return."""
-        return bool(self._stop_requests)
-
-
-class StopAfterFirstStep(Observer):
-    """Let the training stop after its first step, with a checkpoint."""
-
-    steps = 0
-
-    def after_step(self) -> None:
-        self.steps += 1
-
-    def asks_to_stop(self) -> bool:
-        return self.steps > 0
+from tunediff.training.engine import Observer as Observer
+from tunediff.training.engine import Shown as Shown
 
 
 class Recorder(Observer):
@@ -86,6 +40,9 @@ class Recorder(Observer):
 
     def about(self, facts: Mapping[str, Any]) -> None:
         self.journal.write("about", **facts)
+
+    def captured(self, outcome: CaptureOutcome, reason: str) -> None:
+        self.journal.write("decision", rule="capture", outcome=outcome, reason=reason)
 
     def show(self, name: str, what: Shown) -> None:
         if isinstance(what, Tensor):

@@ -14,7 +14,7 @@ from tunediff.config import ConfigError, Systems, code, flat, of
 from tunediff.core import text
 from tunediff.core.point import Point
 from tunediff.training import checkpoints, read_tracking
-from tunediff.training.training_run import TrainingRun
+from tunediff.training.engine import Engine
 
 CHANGED = (
     "train(trial) changes weights ({}) after the last evaluation; the weights that were judged are"
@@ -49,7 +49,7 @@ class NotTrainedError(BaseException):
     """
 
 
-def of_run(run: TrainingRun) -> TrainingOutcome:
+def of_run(run: Engine) -> TrainingOutcome:
     """Return how a training ended. Raises `WorkloadError` if it did not run as a training does."""
     check_done(run)
     last = run.points[-1].flat if run.points else {}
@@ -81,7 +81,7 @@ def refusal_by_torch(error: ValueError, config: Systems) -> ConfigError | None:
     return ConfigError(f"{knob}{code.described(error)}")
 
 
-def check_begun(run: TrainingRun) -> None:
+def check_begun(run: Engine) -> None:
     """Raise `WorkloadError` for what must have been called before the first batch."""
     if run.feed is not None:
         raise run.mistake(
@@ -104,7 +104,7 @@ def check_begun(run: TrainingRun) -> None:
         )
 
 
-def check_done(run: TrainingRun) -> None:
+def check_done(run: Engine) -> None:
     """Raise `WorkloadError` unless the training has run to its end, or was asked to stop."""
     if run.model is None:
         raise run.mistake("train(trial) never called trial.prepare(model)")

@@ -22,6 +22,7 @@ from tunediff.data import randomness
 from tunediff.data.items import mix, with_values
 from tunediff.distributed import World
 from tunediff.training import adapters, memory
+from tunediff.training.strategies import Single
 
 
 class Stateful(Protocol):
@@ -37,8 +38,9 @@ class Stateful(Protocol):
 class State:
     """Everything that changes while a training learns, by name."""
 
-    def __init__(self, world: World) -> None:
-        self._world, self.stateful = world, dict[str, Stateful]()
+    def __init__(self, world: World, strategy: Single, scaler: torch.amp.GradScaler) -> None:
+        self._world, self._strategy, self._scaler = world, strategy, scaler
+        self.stateful = dict[str, Stateful]()
         self.rng = torch.Generator(world.device)
         """Of equal state on all ranks."""
 
@@ -77,7 +79,13 @@ class State:
             "shared_rng": self.rng.get_state(),
             "rng": self._world.gather(generators),
             "library_rng": self._world.gather(libraries),
+            "scaler": self._scaler.state_dict(),
         }
+
+    def copied(self) -> dict[str, Any]:
+        """Return a copy of it in host memory, for `put` on the same ranks."""
+        with self._strategy.states_as_shares():
+            return cast("dict[str, Any]", copied(self.take(complete=True)))
 
     def put(self, state: Mapping[str, Any]) -> None:
         """Restore everything as of when `state` was taken; raises for a state of others."""
@@ -91,6 +99,7 @@ class State:
                 error.add_note(f"while {name}, which trial.keep was given, took up its state")
                 raise
         self.put_generators(state)
+        self._scaler.load_state_dict(state["scaler"])
 
     def put_generators(self, state: Mapping[str, Any]) -> None:
         """Put the generators back as they were when `state` was taken.

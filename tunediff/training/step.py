@@ -2,25 +2,52 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from tunediff.training.training_run import TrainingRun
+from tunediff.config.code import WorkloadError
+from tunediff.config.systems import Systems
+from tunediff.distributed import World
+from tunediff.training.compilation import Compilation
+from tunediff.training.phases import Phases
+from tunediff.training.precision import Amp
+from tunediff.training.read_tracking import Reads
+from tunediff.training.strategies import Single
 
 LossOf = Callable[..., Tensor]
 """Gives the loss of each item [b], float32, from the model's output and the targets."""
+
+
+class StepParts(Protocol):
+    """What a step uses of the engine."""
+
+    config: Systems
+    world: World
+    device: torch.device
+    model: nn.Module | None
+    strategy: Single
+    amp: Amp
+    phases: Phases
+    compilation: Compilation
+    capture: Any
+    read_knobs: Reads
+    warming_up: bool
+
+    def mistake(self, message: str) -> WorkloadError: ...
+    def autocast(self) -> contextlib.AbstractContextManager[object]: ...
 
 
 class OptimizerStep:
     """Backward passes and updates between two optimizer steps, under loss scaling and
     accumulation. The methods with the names of `Trial`'s are described there."""
 
-    def __init__(self, run: TrainingRun, on_update: Callable[[], None]) -> None:
-        """`on_update` is called after every update that is not undone."""
-        self.run, self.on_update = run, on_update
+    def __init__(self, run: StepParts) -> None:
+        self.run = run
         self.accumulation = run.config.loader.accumulation
         self.pass_index = 0
         self.loss: Tensor | None = None
@@ -30,10 +57,6 @@ class OptimizerStep:
         self.stepped = False
         """Whether the workload has called `step` for this batch."""
         self._listed: tuple[nn.Module, list[nn.Parameter]] | None = None
-        self.rate_of: Callable[[torch.optim.Optimizer], float] = lambda one: one.param_groups[0][
-            "lr"
-        ]
-        """Returns the learning rate that is recorded."""
 
     def begin(self) -> None:
         """Begin the next optimizer step."""
@@ -83,7 +106,6 @@ class OptimizerStep:
         count = len(inputs[0])
         factors = torch.ones(count, device=run.device) if weights is None else weights
         factors = factors / (count * self.accumulation)
-        run.program.on_passes(run)
         item_losses = run.strategy.passes(inputs, targets, loss_of, factors, run.autocast)
         self._add_loss((factors * item_losses).sum())
         run.phases.switch(None)
@@ -142,20 +164,18 @@ class OptimizerStep:
             )
         self._mark_updated("record_step")
         self.loss = self.run.compilation.detach(loss)
-        if self.run.adopted:  # the framework has called its own wrapping of the model
-            self.run.program.on_passes(self.run)
         self._finish(optimizer)
 
     def _finish(self, optimizer: torch.optim.Optimizer | None) -> None:
         learning_rate = math.nan
         if optimizer is not None:
-            learning_rate = self.rate_of(optimizer)
+            learning_rate = self.run.capture.learning_rate(optimizer)
         if self.run.warming_up:
             return
         if self.loss is None:
             raise self.run.mistake("trial.update without trial.backward(loss)")
         self.learning_rate = learning_rate
-        self.on_update()
+        self.run.capture.count()
 
     def _mark_updated(self, call: str) -> None:
         self._refuse_second(call, self.updated)

@@ -17,6 +17,7 @@ A workload is `train(trial)`, called on every rank:
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -30,15 +31,34 @@ from tunediff.config import Systems, of
 from tunediff.core import text
 from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
-from tunediff.training import model_setup, outcome, sources, state
+from tunediff.training import loop, model_setup, outcome, state
 from tunediff.training.capture.captured_call import captured
-from tunediff.training.engine import Engine
+from tunediff.training.engine import Data, Engine, Facts, Shown
+from tunediff.training.feed import Position, RepeatingLoader
 from tunediff.training.framework_calls import FrameworkCalls
-from tunediff.training.observer import Shown
 from tunediff.training.outcome import TrainingOutcome
-from tunediff.training.training_run import Facts, Shard
 
 __all__ = ["Facts", "Shard", "TrainingOutcome", "Trial", "run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+    """Where this rank's items lie within a micro-batch of all ranks."""
+
+    first: int
+    count: int
+    total: int
+
+    @classmethod
+    def of(cls, config: Systems, replicas: World) -> Shard:
+        """Return the part of this rank among the ranks that divide a batch."""
+        count = config.loader.batch_size // (config.loader.accumulation * replicas.size)
+        return cls(replicas.rank * count, count, count * replicas.size)
+
+    @property
+    def mine(self) -> slice:
+        """Return the slice of this rank's items."""
+        return slice(self.first, self.first + self.count)
 
 
 class Trial(FrameworkCalls):
@@ -73,31 +93,31 @@ class Trial(FrameworkCalls):
     @property
     def progress(self) -> float:
         """Return the fraction of the budget that is spent, 0 to 1, which schedules follow."""
-        self.engine.note_read("trial.progress")
+        self.engine.capture.note_read("trial.progress")
         return min(1.0, self.engine.pace.schedule)
 
     @property
     def schedule(self) -> float:
         """Return `progress`, which goes on above 1 in an open-ended training."""
-        self.engine.note_read("trial.schedule")
+        self.engine.capture.note_read("trial.schedule")
         return self.engine.pace.schedule
 
     @property
     def stride(self) -> float:
         """Return by how much the last step raised `progress`."""
-        self.engine.note_read("trial.stride")
+        self.engine.capture.note_read("trial.stride")
         return self.engine.stride
 
     @property
     def step_count(self) -> int:
         """Return the number of optimizer steps so far, those before a resume included."""
-        self.engine.note_read("trial.step_count")
+        self.engine.capture.note_read("trial.step_count")
         return self.engine.pace.steps
 
     @property
     def warming_up(self) -> bool:
         """Return whether this step will be undone: the first ones load kernels and compile."""
-        self.engine.note_read("trial.warming_up")
+        self.engine.capture.note_read("trial.warming_up")
         return self.engine.warming_up
 
     @property
@@ -121,7 +141,7 @@ class Trial(FrameworkCalls):
         A long evaluation may then raise `tunediff.EvaluationStoppedError`, on all ranks alike: `if
         trial.world.any(trial.should_stop()): raise …`. It comes again when the training goes on.
         """
-        return self.engine.observer.asks_to_stop()
+        return self.engine.asks_to_stop()
 
     # ---- before training
     def prepare(
@@ -168,7 +188,7 @@ class Trial(FrameworkCalls):
 
         It takes tensors and returns one, without gradients, and draws no random numbers.
         """
-        return captured(network, self.engine.make_graph)
+        return captured(network, self.engine.capture.make_graph)
 
     def describe_with(self, describe: Facts) -> None:
         """Call `describe` at every point, evaluated or not, for facts that cost little."""
@@ -176,13 +196,12 @@ class Trial(FrameworkCalls):
 
     def about(self, **facts: Any) -> None:
         """Write facts about the data or the model to the trial's record, once."""
-        if self.world.main:
-            self.engine.observer.about(facts)
+        self.engine.about(facts)
 
     def show(self, name: str, what: Shown) -> None:
         """Keep images uint8 [n, C, H, W] or a table, columns by name; the latest of a name."""
-        if self.world.main:
-            self.engine.observer.show(name, what)
+        for observer in self.engine.listeners:
+            observer.show(name, what)
 
     def phase(self, name: str) -> contextlib.AbstractContextManager[None]:
         """Measure the part of the step inside by itself, under its name."""
@@ -195,20 +214,14 @@ class Trial(FrameworkCalls):
         With `compile.capture = step` the loop's body runs no more once it is captured; this goes on
         to be called before every step.
         """
-        if self.engine.capture is None or self.engine.capture.refusal:
-            call()
-        else:
-            self.engine.capture.before(call)
+        self.engine.capture.before(call)
 
     def after_step(self, call: Callable[..., object], *tensors: Tensor) -> None:
         """Call what learns or counts on the host, with tensors of this step.
 
         At once; with `compile.capture = step` after the step, whether it is replayed or not.
         """
-        if self.engine.capture is None or self.engine.capture.refusal:
-            call(*tensors)
-        else:
-            self.engine.capture.after(call, *tensors)
+        self.engine.capture.after(call, *tensors)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of forward passes in `precision.amp`; none in an evaluation."""
@@ -309,7 +322,19 @@ class Trial(FrameworkCalls):
         numbers that no way of dividing the batch changes. `samples_each`: what one item counts as
         in `UNIT`, such as the tokens of a sequence.
         """
-        return sources.batches_of_data(self.engine, source, prepare, collate, samples_each)
+        engine, section, ranks = self.engine, self.engine.config.loader, self.replicas
+        engine.data = Data(source, prepare, collate, samples_each)
+        if (length := loader.length(source)) == 0:
+            self.fail("trial.batches: the data set is empty")
+        size, seed = section.batch_size, engine.config.seed
+        engine.samples_per_step = size * samples_each
+        order = loader.Order(length or 1, size, section.accumulation, ranks.rank, ranks.size, seed)
+        return loop.batches(
+            engine,
+            lambda start, _: loader.build(
+                source, section, order, engine.device, start, prepare, collate
+            ),
+        )
 
     def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
         """Yield a loader's batches, over and over until the budget is spent; resumes restart it.
@@ -318,7 +343,17 @@ class Trial(FrameworkCalls):
         first batch has rows. A shorter last batch counts as much: all ranks make equal steps. The
         knobs of `loader` have no effect but where the loader is made of them.
         """
-        return sources.batches_of_loader(self.engine, batches, samples)
+        engine = self.engine
+        engine.own_loader = True
+
+        def build(start: int, position: Position | None) -> RepeatingLoader:
+            feed = RepeatingLoader(batches, engine.device, position=position)
+            count = int(engine.world.agree(samples if samples is not None else feed.samples))
+            parts = engine.strategy.replicas.size * engine.step.accumulation
+            engine.samples_per_step = count * parts
+            return feed
+
+        return loop.batches(engine, build)
 
     def epochs(
         self, loader: Iterable[Any], *, samples: int | None = None
@@ -365,8 +400,7 @@ def run(engine: Engine) -> TrainingOutcome:
         raise
     except RuntimeError as error:
         engine.strategy.explain(error)
-        if engine.capture is not None and engine.capture.capturing:
-            engine.capture.fail(error)
+        engine.capture.fail(error)
         raise
     finally:
         engine.close()

@@ -10,7 +10,7 @@ import dataclasses
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -33,9 +33,8 @@ from tunediff.training import memory, prepared, shared_code, state, weights
 from tunediff.training.compilation import cold_cache
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
-from tunediff.training.observer import Recorder, Shown
+from tunediff.training.observer import Observer, Recorder, Shown
 from tunediff.training.run_trial import TrialResult, run_trial
-from tunediff.training.training_run import Program
 from tunediff.training.trial import TrainingOutcome, run
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -80,14 +79,13 @@ def start(connection: Connection, content: tuple[TrialSpec, str]) -> None:
     job, afresh = content
     prepared.begin(job.group.place.threads)
     with world_of_environment() as world:
-        work(job, connection, world, afresh)
+        work(job, connection, world, afresh=afresh)
 
 
 def work(
-    job: TrialSpec, connection: Connection, world: World, afresh: str = "",
-    program: Program | None = None,
-) -> None:  # fmt: skip
-    """Train one trial, write its `end` event and send it. `program`: watches its training.
+    job: TrialSpec, connection: Connection, world: World, *observers: Observer, afresh: str = ""
+) -> None:
+    """Train one trial, write its `end` event and send it. `observers`: watch its training.
 
     Raises what says nothing about the configuration (a lost rank, a full disk) without an `end`.
     """
@@ -105,12 +103,12 @@ def work(
     if cfg.is_command(job.workload):
         _run_command(job, connection)
         return
-    observer = ReportingObserver(job, connection)
+    reporting = ReportingObserver(job, connection)
 
     def train() -> TrainingOutcome:
         progress = ProgressFile(job.folder if world.main else None)
         with subscribe(progress):
-            return _train(job, observer, world, progress.part, afresh, not_captured, program)
+            return _train(job, reporting, observers, world, progress.part, afresh, not_captured)
 
     # A parent that is gone says nothing about this trial.
     result = run_trial(train, world, job.folder, (ParentLostError,), job.target)
@@ -181,8 +179,8 @@ def _end(job: TrialSpec, connection: Connection, end: End) -> None:
 
 
 def _train(
-    job: TrialSpec, observer: ReportingObserver, world: World, on_part: Callable[[str], object],
-    afresh: str, not_captured: str, program: Program | None = None,
+    job: TrialSpec, reporting: ReportingObserver, others: Sequence[Observer], world: World,
+    on_part: Callable[[str], object], afresh: str, not_captured: str,
 ) -> TrainingOutcome:  # fmt: skip
     """Train, and run the job's final evaluation; `on_part` is called with the name of each part of
     the time that begins. `afresh`: why the process was not forked, for the journal. `not_captured`:
@@ -191,7 +189,7 @@ def _train(
     config, clock = job.config, Clock(job.budget, world.synchronize, on_part=on_part)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
-        observer.journal.write(
+        reporting.journal.write(
             "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=device,
             environment=environment.describe(),  # of this node, which the driver's need not be
             not_effective=cfg.not_effective(config, world.device.type),
@@ -206,8 +204,8 @@ def _train(
                 config,
                 job.budget,
                 world,
-                observer,
-                program,
+                reporting,
+                *others,
                 folder=folder,
                 evaluates=job.evaluates,
                 clock=clock,

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tunediff.training import checkpoints
-from tunediff.training.training_run import TrainingRun
+from tunediff.training.state import State
 
 
 class GroupValues:
@@ -22,8 +21,8 @@ class GroupValues:
     whatever else reads or sets it know nothing of this.
     """
 
-    def __init__(self, run: TrainingRun) -> None:
-        self._run = run
+    def __init__(self, state: State, device: torch.device) -> None:
+        self._state, self._device = state, device
         self._rates = dict[tuple[Optimizer, int], tuple[Tensor, float]]()
         """By optimizer and group index: the scalar, and the number outside of the graph."""
         self._inside = False
@@ -34,20 +33,20 @@ class GroupValues:
 
     def prepare(self) -> None:
         """Take in all optimizers that are kept, once each has made a step."""
-        cuda = self._run.device.type == "cuda"
+        cuda = self._device.type == "cuda"
         for optimizer in self._optimizers():
             for index, group in enumerate(optimizer.param_groups):
                 movable = group.get("fused") or (cuda and isinstance(optimizer, Adam | AdamW))
                 known = (optimizer, index) in self._rates
                 if movable and not known and isinstance(group["lr"], int | float):
-                    scalar = torch.zeros((), device=self._run.device)
+                    scalar = torch.zeros((), device=self._device)
                     self._rates[optimizer, index] = scalar, group["lr"]
             for state in optimizer.state.values():
                 if cuda and isinstance(step := state.get("step"), Tensor):
-                    state["step"] = step.to(self._run.device)
+                    state["step"] = step.to(self._device)
 
     def _optimizers(self) -> list[Optimizer]:
-        return [one for one in self._run.state.stateful.values() if isinstance(one, Optimizer)]
+        return [one for one in self._state.stateful.values() if isinstance(one, Optimizer)]
 
     # ---- inside the loop's body
     @contextlib.contextmanager
@@ -88,7 +87,7 @@ class GroupValues:
 
     def _set_capturable(self, value: bool) -> None:
         """Tell optimizers of a GPU, which refuse otherwise, that their steps are captured."""
-        if self._run.device.type == "cuda":
+        if self._device.type == "cuda":
             for optimizer in self._optimizers():
                 if "capturable" in optimizer.defaults and not optimizer.defaults["capturable"]:
                     for group in optimizer.param_groups:
@@ -134,7 +133,7 @@ class GroupValues:
         Loading a state gives an optimizer tensors of its own; a captured step uses those before.
         """
         before = [(one, {p: dict(s) for p, s in one.state.items()}) for one in self._optimizers()]
-        checkpoints.put(self._run, content)
+        self._state.put(content)
         for optimizer, states in before:
             for parameter, state in optimizer.state.items():
                 for name, new in state.items():
@@ -147,7 +146,7 @@ class GroupValues:
     def addresses(self) -> list[int]:
         """Return where everything lies that a captured step changes, as far as it is known."""
         tensors = []
-        for stateful in self._run.state.stateful.values():
+        for stateful in self._state.stateful.values():
             if isinstance(stateful, torch.nn.Module):
                 tensors += [*stateful.parameters(), *stateful.buffers()]
         for optimizer in self._optimizers():

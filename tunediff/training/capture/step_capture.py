@@ -3,36 +3,133 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Iterator
-from typing import Any, NoReturn
+import dataclasses
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from tunediff.core.errors import CaptureFailedError
+from tunediff.core.outcomes import CaptureOutcome
 from tunediff.core.trial_record import CAPTURED, REFUSED
-from tunediff.training import checkpoints
-from tunediff.training.capture.captured_step import (
-    Call,
-    CapturedStep,
-    StepLoop,
-    alike,
-    cloned,
-    fill,
-    repeated,
-)
 from tunediff.training.capture.comparison import difference
-from tunediff.training.capture.graph import MakeGraph, leave_side_stream
+from tunediff.training.capture.graph import (
+    CudaStepGraph,
+    MakeGraph,
+    StepGraph,
+    leave_side_stream,
+    use_side_stream,
+)
 from tunediff.training.capture.group_values import GroupValues, deferred_schedules
 from tunediff.training.capture.purity import StepWatch, loop_numbers, unwatched
-from tunediff.training.training_run import TrainingRun
+from tunediff.training.phases import Phases
+from tunediff.training.state import State
 
 LEARNING_RATES = (0.5, 1.0, 1.5)
 """Factors of the learning rate in the compared steps: two eager, one replayed."""
+Call = Callable[..., object]
 
 
-class StepCapture:
+class StepLoop(Protocol):
+    """What this module calls of the engine, which it does not import."""
+
+    device: torch.device
+    state: State
+    phases: Phases
+    batches_left_out: int
+
+    @property
+    def points(self) -> Sequence[object]: ...
+    @property
+    def loss(self) -> Tensor | None: ...
+    def fetch_batches(self) -> list[Any]: ...
+    def passes(self, batches: list[Any] | None = None) -> Iterator[Any]: ...
+    def undone(self) -> contextlib.AbstractContextManager[None]: ...
+    def count_step(self) -> None: ...
+    def count_replay(self, loss: Tensor, learning_rate: float) -> None: ...
+    def decided(self, outcome: CaptureOutcome, reason: str = "") -> None: ...
+
+
+class Steps:
+    """How the engine makes its steps; here each one in the workload's loop.
+
+    The engine and `Trial` call these methods, whether steps are captured or not.
+    """
+
+    make_graph: MakeGraph | None = None
+    """Captures what an evaluation calls often; None: nothing is captured."""
+
+    def __init__(self, loop: StepLoop, refusal: str = "") -> None:
+        self._loop, self.refusal = loop, refusal
+        """`refusal`: why a step that was to be captured is not."""
+
+    def step(self) -> Iterator[Any]:
+        """Make one optimizer step: yield its batches, unless it is replayed."""
+        yield from self._loop.passes()
+
+    def before(self, call: Call) -> None:
+        """Call what sets numbers for this step: now, and before every replay."""
+        call()
+
+    def after(self, call: Call, *tensors: Tensor) -> None:
+        """Call this with the tensors when the step is made."""
+        call(*tensors)
+
+    def count(self) -> None:
+        """Count a step that the loop's body has made."""
+        self._loop.count_step()
+
+    def note_read(self, name: str) -> None:
+        """Note that the loop's body reads a number that moves from step to step."""
+
+    def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
+        """Return an optimizer's learning rate in the step that is made now."""
+        return optimizer.param_groups[0]["lr"]  # type: ignore[no-any-return]
+
+    def facts(self) -> dict[str, str]:
+        """Return `capture`, as a `Point` has it."""
+        return {"capture": REFUSED + self.refusal} if self.refusal else {}
+
+    def refuse(self, reason: str) -> None:
+        """Make every further step in the loop, for this reason."""
+
+    def fail(self, error: RuntimeError) -> None:
+        """Raise `CaptureFailedError` where the error is that of a capture."""
+
+    def close(self) -> None:
+        """Leave torch as it was, also where the loop's body has raised an error."""
+
+
+def steps_of(loop: StepLoop, asked: bool, make_graph: MakeGraph | None, refusal: str) -> Steps:
+    """Return how an engine makes its steps. `asked`: whether its configuration wants them captured;
+    `refusal`: why an earlier process could not; `make_graph`: captures in place of CUDA."""
+    if refusal:
+        loop.decided(CaptureOutcome.REFUSED, refusal)
+        return Steps(loop, refusal)
+    if make_graph is None and asked:
+        use_side_stream(loop.device)
+        make_graph = CudaStepGraph
+    return StepCapture(loop, make_graph) if make_graph is not None else Steps(loop)
+
+
+@dataclasses.dataclass
+class CapturedStep:
+    """A captured step, and what belongs to it on the host."""
+
+    graph: StepGraph
+    batches: list[Any]
+    """Those of its passes; a replay reads them where they lie."""
+    loss: Tensor
+    """Where each replay leaves its loss."""
+    before: list[Call]
+    """Called before each replay."""
+    after: list[tuple[Call, tuple[Tensor, ...]]]
+    """Called after each replay, with copies of the tensors."""
+
+
+class StepCapture(Steps):
     """A step is made in the workload's loop until it can be captured; then it is replayed.
 
     The loop's body runs between two batches of a generator, so a capture begins before a batch is
@@ -41,12 +138,11 @@ class StepCapture:
     the host, is called before and after it: see `Trial.before_step` and `after_step`.
     """
 
-    def __init__(self, run: TrainingRun, loop: StepLoop, make_graph: MakeGraph) -> None:
-        self._run, self._loop, self._make_graph = run, loop, make_graph
-        self._values, self._watch = GroupValues(run), StepWatch()
+    def __init__(self, loop: StepLoop, make_graph: MakeGraph) -> None:
+        super().__init__(loop)
+        self.make_graph = self._make_graph = make_graph
+        self._values, self._watch = GroupValues(loop.state, loop.device), StepWatch()
         self._captured: CapturedStep | None = None
-        self.refusal = ""
-        """Why this training's step is not captured."""
         self._eager_steps, self._latest = 0, list[Any]()
         self._in_body = self._watching = self._count_due = False
         self.capturing = False
@@ -61,20 +157,21 @@ class StepCapture:
 
     # ---- what the loop's body calls
     def before(self, call: Callable[[], object]) -> None:
-        """Call what sets numbers for this step: now, and before every replay."""
+        if self.refusal:
+            call()
+            return
         if self.capturing:
             self._before.append(call)
             return
         in_body, self._in_body = self._in_body, False
-        with self._values.outside(), unwatched(self._run.device):
+        with self._values.outside(), unwatched(self._loop.device):
             numbers, _ = loop_numbers()
             call()
             self._moved_before |= set(_changed(numbers, loop_numbers()[0]))
         self._in_body = in_body
 
     def after(self, call: Call, *tensors: Tensor) -> None:
-        """Call this with the tensors when the step is made; at once where none is."""
-        if not self._defer(call, *tensors):
+        if self.refusal or not self._defer(call, *tensors):
             call(*tensors)
 
     def _defer(self, call: Call, *tensors: Tensor) -> bool:
@@ -83,18 +180,15 @@ class StepCapture:
         return self._in_body
 
     def note_read(self, name: str) -> None:
-        """Note that the loop's body reads a number that moves: a replay would have the old one."""
         if self._in_body and self._watching:
             self._watch.object_to(f"{name} is read, which trial.before_step may")
 
     def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
-        """Return an optimizer's learning rate in the step that is made now."""
         self._optimizer = optimizer
         return self._values.number(optimizer)
 
     # ---- one step
     def step(self) -> Iterator[Any]:
-        """Make one optimizer step: replayed if the captured one fits, else in the loop."""
         if self._captured is None and not self.refusal and self._eager_steps >= 2:
             yield from self._capture()
         if self.refusal:
@@ -149,7 +243,7 @@ class StepCapture:
         watch, constants = self._watch, self._values.constants()
         self._moved_before, (before, place) = set(), loop_numbers()
         self._watching = True
-        yield from self._body(batches, watch.waits(self._run.device), watch)
+        yield from self._body(batches, watch.waits(self._loop.device), watch)
         self._watching = False
         for name in _changed(before, loop_numbers()[0]):
             if name not in self._moved_before:
@@ -169,40 +263,33 @@ class StepCapture:
 
     # ---- capture
     def refuse(self, reason: str) -> None:
-        """Train on eagerly, for this reason."""
         if self.refusal:
             return
         self.refusal, self._captured = reason, None
         self._schedules.close()
         self._values.release()
-        if self._run.world.main:
-            self._run.observer.about(self.facts())
+        self._loop.decided(CaptureOutcome.REFUSED, reason)
 
-    def fail(self, error: RuntimeError) -> NoReturn:
-        """Raise `CaptureFailedError`; note in the journal that the next process trains eagerly."""
+    def fail(self, error: RuntimeError) -> None:
+        """Raise `CaptureFailedError`; the journal tells the next process, which trains eagerly."""
+        if not self.capturing:
+            return
         reason = f"capture failed: {' '.join(str(error).split())[:300]}"
-        self._run.observer.about({"capture": REFUSED + reason})
+        self._loop.decided(CaptureOutcome.REFUSED, reason)
         raise CaptureFailedError(f"{reason}; the next attempt trains eagerly") from error
 
     def _capture(self) -> Iterator[Any]:
         """Capture the step and check it; afterwards everything is as it was before."""
-        self._loop.loader_processes.pause()
-        with self._run.pace.left_out_of_schedule(), self._run.clock.part("compile"):
-            before = checkpoints.copied(self._run)
-            self._run.warming_up = True
-            try:
-                captured, problem = yield from self._checked(before)
-            finally:
-                self._run.warming_up = False
+        before = self._loop.state.copied()
+        with self._loop.undone():
+            captured, problem = yield from self._checked(before)
             self._values.factor = 1.0
             self._values.put(before)
-        self._loop.loader_processes.resume()
         if problem:
             return self.refuse(problem)
         self._captured, self._latest = captured, []
         self._addresses, self._constants = self._values.addresses(), self._values.constants()
-        if self._run.world.main:
-            self._run.observer.about(self.facts())
+        self._loop.decided(CaptureOutcome.CAPTURED)
 
     def _checked(self, before: Any) -> Generator[Any, None, tuple[CapturedStep, str]]:
         """Make the same steps eagerly twice, capture one, and replay it as often.
@@ -220,8 +307,8 @@ class StepCapture:
                 fill(batches, content)
                 yield from self._body(batches)
                 self._end_body(batches)
-                losses.append(self._loop.step.loss)
-            states.append({"loss": losses, **checkpoints.copied(self._run)})
+                losses.append(self._loop.loss)
+            states.append({"loss": losses, **self._loop.state.copied()})
 
         self._values.put(before)
         captured = yield from self._recorded(batches)
@@ -230,19 +317,19 @@ class StepCapture:
         for factor, content in zip(LEARNING_RATES, inputs, strict=True):
             self._values.factor = factor
             losses.append(self._launch(captured, content))
-        replayed = {"loss": losses, **checkpoints.copied(self._run)}
+        replayed = {"loss": losses, **self._loop.state.copied()}
         eager, again = states
         return captured, difference(eager, again, replayed, before)
 
     def _recorded(self, batches: list[Any]) -> Generator[Any, None, CapturedStep]:
         """Capture the step while the loop makes it."""
-        graph = self._make_graph([self._run.state.rng, *self._watch.generators.values()])
+        graph = self._make_graph([self._loop.state.rng, *self._watch.generators.values()])
         self.capturing = True
-        with self._run.phases.captured():
+        with self._loop.phases.captured():
             yield from self._body(batches, graph.capturing())
         self.capturing = False
-        assert self._loop.step.loss is not None
-        return CapturedStep(graph, batches, self._loop.step.loss, self._before, self._after)
+        assert self._loop.loss is not None
+        return CapturedStep(graph, batches, self._loop.loss, self._before, self._after)
 
     # ---- replays
     def _replayed(self, captured: CapturedStep, batches: list[Any]) -> bool:
@@ -251,7 +338,7 @@ class StepCapture:
         if not alike(captured.batches, batches):
             return False
         # Only an evaluation may have moved them: listing all takes longer than a small step
-        before, self._points = self._points, len(self._run.points)
+        before, self._points = self._points, len(self._loop.points)
         if before != self._points and self._addresses != self._values.addresses():
             self.refuse("weights or the optimizer's state were moved to another place")
         return not self.refusal and self._launch(captured, batches) is not None
@@ -266,7 +353,7 @@ class StepCapture:
         self._values.fill()
         fill(captured.batches, batches)
         captured.graph.replay()
-        self._run.phases.replayed()
+        self._loop.phases.replayed()
         loss = captured.loss.clone()  # the next replay overwrites it
         rate = float("nan") if self._optimizer is None else self._values.number(self._optimizer)
         self._loop.count_replay(loss, rate)
@@ -275,20 +362,49 @@ class StepCapture:
         return loss
 
     def facts(self) -> dict[str, str]:
-        """Return `capture`, as a `Point` has it."""
-        if self.refusal:
-            return {"capture": REFUSED + self.refusal}
-        return {"capture": CAPTURED} if self._captured is not None else {}
+        return {"capture": CAPTURED} if self._captured is not None else super().facts()
 
     def close(self) -> None:
-        """Leave torch as it was, also where the loop's body has raised an error."""
         with contextlib.suppress(RuntimeError):  # a capture that failed cannot be ended
             self._contexts.close()
         self._schedules.close()
-        if self._run.device.type == "cuda":
-            leave_side_stream(self._run.device)
+        if self._loop.device.type == "cuda":
+            leave_side_stream(self._loop.device)
 
 
 def _changed(before: dict[str, Any], now: dict[str, Any]) -> Iterator[str]:
     """Yield the names of numbers that are no longer what they were."""
     return (name for name, value in before.items() if name in now and now[name] != value)
+
+
+# ---- batches of a captured step
+def cloned(leaf: Any) -> Any:
+    """Return a copy of a tensor, and all else as it is."""
+    return leaf.clone() if isinstance(leaf, Tensor) else leaf
+
+
+def repeated(leaf: Any, times: int) -> Any:
+    """Return a batch of as many items, the first ones so many times: its mean loss is another one,
+    which reveals steps that ignore their batch."""
+    if not isinstance(leaf, Tensor) or not leaf.dim():
+        return cloned(leaf)
+    return leaf.repeat_interleave(times, 0)[: len(leaf)]
+
+
+def alike(batches: list[Any], others: list[Any]) -> bool:
+    """Return whether batches differ in the values of their tensors alone."""
+    old, new = tree_flatten(batches), tree_flatten(others)
+    return old[1] == new[1] and all(map(_is_alike, old[0], new[0]))
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return (one.shape, one.dtype) == (other.shape, other.dtype)
+    return type(one) is type(other) and bool(one == other)
+
+
+def fill(batches: list[Any], content: list[Any]) -> None:
+    """Copy the content into the tensors of batches, which stay where they are."""
+    for static, new in zip(tree_leaves(batches), tree_leaves(content), strict=True):
+        if isinstance(static, Tensor):
+            static.copy_(new)
