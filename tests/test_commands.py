@@ -404,13 +404,14 @@ def test_open_ended_training_stops_when_asked_and_goes_on(config, tmp_path, stop
     assert (tmp_path / "out" / "weights.safetensors").exists()
 
 
-@pytest.mark.parametrize("delay_s", [0, 0.1])
-def test_forked_processes_of_a_training_end_when_they_are_terminated(delay_s):
+def test_forked_processes_of_a_training_end_when_they_are_terminated():
     """As `multiprocessing.Pool` ends its workers, for which it then waits."""
     with stop_signals() as received:
-        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=[600])
+        context = multiprocessing.get_context("fork")
+        begun = context.Event()
+        process = context.Process(target=lambda: (begun.set(), time.sleep(600)))
         process.start()
-        time.sleep(delay_s)
+        begun.wait()
         process.terminate()
         process.join(600)
         process.kill()

@@ -23,7 +23,7 @@ from tunediff.training import strategies
 from tunediff.training.compilation import Compilation
 from tunediff.training.engine import Engine
 from tunediff.training.precision import Amp, fastest_matmul, set_backends
-from tunediff.training.strategies.stages import cuts
+from tunediff.training.strategies.pipeline import cuts
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import unet
 from tunediff.workloads.diffusion.unet_blocks import ResidualBlock

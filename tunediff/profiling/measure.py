@@ -23,7 +23,7 @@ from tunediff.core.point import Point
 from tunediff.data import items, loader
 from tunediff.distributed import World
 from tunediff.training import hardware, state
-from tunediff.training.engine import Data, Engine
+from tunediff.training.engine import DataRequest, Engine
 from tunediff.training.observer import Observer
 from tunediff.training.trial import run
 
@@ -46,7 +46,7 @@ MAXIMA = (
 class FindData(Observer):
     """Train nothing, and remember what the training would learn from."""
 
-    data: Data | None = None  # None: the workload has its own loader
+    data: DataRequest | None = None  # None: the workload has its own loader
 
     def __init__(self) -> None:
         super().__init__()

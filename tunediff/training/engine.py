@@ -47,7 +47,7 @@ MOST_LEFT_OUT = 100
 
 
 @dataclasses.dataclass(frozen=True)
-class Data:
+class DataRequest:
     """What `trial.batches` was given."""
 
     source: loader.Source
@@ -131,7 +131,7 @@ class Engine:
     evaluation: Facts | None = None
     description: Facts = dict
     flops_per_sample: float | Literal["count"] | None = None
-    data: Data | None = None
+    data: DataRequest | None = None
     """None: batches come from a loader of the workload's own."""
     feed: Feed | None = None
     own_loader = False

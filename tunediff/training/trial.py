@@ -33,7 +33,7 @@ from tunediff.data import loader
 from tunediff.distributed import World, described_in_environment
 from tunediff.training import loop, model_setup, outcome, state
 from tunediff.training.capture.captured_call import captured
-from tunediff.training.engine import Data, Engine, Facts, Shown
+from tunediff.training.engine import DataRequest, Engine, Facts, Shown
 from tunediff.training.feed import Position, RepeatingLoader
 from tunediff.training.framework_calls import FrameworkCalls
 from tunediff.training.outcome import TrainingOutcome
@@ -323,7 +323,7 @@ class Trial(FrameworkCalls):
         in `UNIT`, such as the tokens of a sequence.
         """
         engine, section, ranks = self.engine, self.engine.config.loader, self.replicas
-        engine.data = Data(source, prepare, collate, samples_each)
+        engine.data = DataRequest(source, prepare, collate, samples_each)
         if (length := loader.length(source)) == 0:
             self.fail("trial.batches: the data set is empty")
         size, seed = section.batch_size, engine.config.seed

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tunediff.config.systems import Systems
 from tunediff.distributed import World
-from tunediff.training.strategies.ddp import Ddp
-from tunediff.training.strategies.single import Single
+from tunediff.training.strategies.single import Ddp, Single
 
 __all__ = ["Single", "build"]
 
