@@ -59,9 +59,3 @@ def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path)
     ]
     assert ("tunediff_objective", 23.44, "t0003") in Gauge.said
     assert ("tunediff_samples_per_s", 4012.7, "t0003") in Gauge.said
-
-
-def test_the_baseline_is_called_so(board):
-    told, shown = board
-    told.start("t0000", {"trial": "t0000", "slot": 0, "loader.batch_size": 128, "precision.amp": "none"})
-    assert shown == [(0, "t0000  start  baseline")]

@@ -2,28 +2,23 @@
 
 import contextlib
 import json
-import logging
-import os
 import pickle
 import random
 import statistics
 import time
 import types
-import warnings
 
 import pytest
 import yaml
 from ray.tune.schedulers import ASHAScheduler, TrialScheduler
 
 from tests.helpers import point
-from tests.tuning.asked import AskedBackend, pool
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import journals
 from tunediff.config import ConfigError
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import End
 from tunediff.ray_backend import connection, tuner
 from tunediff.tuning import experiment, sessions
@@ -38,21 +33,6 @@ CONTENT = {
 
 def loaded(**more):
     return search_space.parse(CONTENT | more, "x.yaml")
-
-
-def test_a_search_puts_log_levels_and_warnings_back(tmp_path, monkeypatch):
-    levels = []
-
-    def fit():
-        levels.extend(logging.getLogger(name).level for name in ("optuna", "ray.tune"))
-
-    experiment.create(tmp_path / "night", space := loaded(), CONTENT)
-    monkeypatch.setattr(tuner, "_tuner", lambda *_: types.SimpleNamespace(fit=fit))
-    backend = AskedBackend(pool())
-    before = [logging.getLogger(name).level for name in ("optuna", "ray.tune")], list(warnings.filters)
-    assert tuner.search(tmp_path / "night", space, backend, 0.0, Listeners()) is None
-    assert levels == [logging.ERROR] * 2
-    assert ([logging.getLogger(name).level for name in ("optuna", "ray.tune")], list(warnings.filters)) == before
 
 
 # ------------------------------------------------------------------------------------------------------------ the folder
@@ -70,24 +50,6 @@ def test_a_folder_that_could_not_be_completed_is_not_there(tmp_path, monkeypatch
     experiment.create(tmp_path / "night", loaded(), CONTENT)
     assert experiment.reopen(tmp_path / "night").budget.trials == 8
     assert [path.name for path in tmp_path.iterdir()] == ["night"]
-
-
-def test_a_kill_while_limits_are_written_leaves_the_old_file_whole(tmp_path, monkeypatch):
-    night = tmp_path / "night"
-    experiment.create(night, loaded(), CONTENT)
-    before = (night / "experiment.yaml").read_bytes()
-
-    def killed(*_):
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", killed)
-        with pytest.raises(ConfigError, match="night cannot be written: No space left"):
-            experiment.reopen(night, {"trials": 20})
-    assert (night / "experiment.yaml").read_bytes() == before
-    experiment.reopen(night, {"trials": 20})
-    assert experiment.reopen(night).budget.trials == 20
-    assert (night / "experiment.yaml").read_text().startswith("tunediff_format: 1\n")
 
 
 def spent(folder, lines, heard=()):
@@ -359,9 +321,3 @@ def test_the_words_of_a_stop_are_what_the_rule_has_compared_also_after_a_kill(tm
 
 def test_nothing_is_stopped_unless_asked_for():
     assert early_stopping(loaded()) is None
-
-
-def test_names_on_rays_pages_show_knobs_with_three_digits():
-    drawn = {"loader.batch_size": 64, "optimizer.lr": 0.00031234}
-    trial = types.SimpleNamespace(config={tuner.SPEC: types.SimpleNamespace(name="t0007", drawn=drawn)})
-    assert tuner.trial_name(trial) == "t0007_batch_size=64,lr=0.000312"

@@ -178,28 +178,6 @@ def test_a_killed_search_resumes(search):
     settle(one, process, "search and worker die", "kill -9", ["ok"] * 4)
 
 
-def test_a_killed_worker_continues_in_a_fresh_group(search):
-    one, process = begin(search, "worker")
-    one.wait_for(has(one, "t0000", 1))
-    os.kill(pids(one, "t0000")[1], signal.SIGKILL)
-    one.wait_for(has(one, "t0001", 1))
-    assert (one.trial("t0000").attempts, len(one.events("t0000", "point"))) == (2, 2)
-    one.family = set(of_search(process))
-    settle(one, process, "worker dies", "kill -9", ["ok"] * 4, resumed=False)
-
-
-def test_a_trial_that_wants_too_much_memory_is_oom_and_teaches(search):
-    """A configuration that needs at least as much is not run."""
-    huge = {"loader.batch_size": 65536, "model.channels": 512}
-    trials = [{}, huge, {**huge, "optimizer.lr": 2.0e-3}, {"loader.batch_size": 64}]
-    one, process = begin(search, "memory", fixed={"data.image_size": 16}, trials=trials)
-    one.wait_for(has(one, "t0000", 1))
-    one.family = set(of_search(process))
-    settle(one, process, "memory runs out", "a tensor of 32 GiB", ["ok", "oom", "skipped", "ok"], resumed=False)
-    assert "t0001" in one.trial("t0002").reason
-    assert not one.events("t0002", "worker")
-
-
 def loaders_of(one):
     """The loader processes of the first trial: its template's server forks them."""
 
@@ -282,43 +260,6 @@ def test_a_hung_collective_times_out(search):
     settle(one, process, "a rank stands still", "SIGSTOP of one of two", ["timeout", "ok"], resumed=False)
 
 
-def test_damaged_files_are_told_apart_from_lost_ones(search):
-    """After a kill: a checkpoint of garbage, a journal with half a line."""
-    one, process = begin(search, "files")
-    one.wait_for(has(one, "t0001", 1))
-    one.family = set(of_search(process))
-    for pid in (pids(one, "t0001")[1], process.pid):
-        os.kill(pid, signal.SIGKILL)
-    process.wait()
-    assert all_gone(one.family) == []
-    finished = one.journals["t0000"]
-    (one.folder / "trials" / "t0001" / "checkpoint.pt").write_bytes(b"garbage" * 100)
-    with open(one.folder / "trials" / "t0001" / "journal.jsonl", "a") as journal:
-        journal.write('{"event": "point", "ind')
-    assert one.run("--resume", "files") == 0
-    assert one.journals["t0000"] == finished
-    settle(
-        one,
-        one.process,
-        "checkpoint and journal line damaged",
-        "garbage, cut in half",
-        ["ok"] * 4,
-        before=True,
-        resumed=False,
-    )
-
-
-def test_a_scheduler_ends_it_with_sigterm(search):
-    one, process = begin(search, "term")
-    one.wait_for(has(one, "t0000", 2))
-    one.wait_for(has(one, "t0001", 1))
-    one.family = set(of_search(process))
-    process.terminate()
-    assert process.wait(WAIT_S) == 130
-    assert "resume: python -m tunediff.search --resume term" in one.log
-    settle(one, process, "batch scheduler ends it", "SIGTERM", ["ok"] * 4)
-
-
 def test_one_name_once_and_two_searches_side_by_side(search):
     one, process = begin(search, "first")
     one.wait_for(lambda: one.events("t0000", "worker"))
@@ -368,20 +309,6 @@ def test_a_full_disk_ends_it_cleanly(search, disk):
     settle(one, process, "disk full", "a file system of 64 MiB", ["ok"] * 4)
 
 
-def test_storage_that_becomes_read_only_ends_it_cleanly(search, disk):
-    """As a file system does after an error of its disk."""
-    one, process = begin(search, "readonly")
-    one.wait_for(has(one, "t0001", 1))
-    one.family = set(of_search(process))
-    subprocess.run(["mount", "-o", "remount,ro,force", disk], check=False, capture_output=True)
-    if os.access(disk, os.W_OK):  # files are open for writing: bind it read-only over itself instead
-        subprocess.run(["mount", "--bind", disk, disk], check=True)
-        subprocess.run(["mount", "-o", "remount,bind,ro", disk], check=True)
-    stopped(one, process, "Read-only file system")
-    subprocess.run(["mount", "-o", "remount,rw", disk], check=True)
-    settle(one, process, "storage becomes read-only", "remounted", ["ok"] * 4)
-
-
 @pytest.mark.parametrize("disk", [512], indirect=True)
 def test_disk_that_fits_all_but_a_checkpoint_ends_it_cleanly(search, disk):
     """20 MiB are free, and a checkpoint takes more; a probe of the disk finds room."""
@@ -396,17 +323,6 @@ def test_disk_that_fits_all_but_a_checkpoint_ends_it_cleanly(search, disk):
     (disk / "filler").unlink()
     settle(one, process, "disk fits all but a checkpoint", "20 MiB left of 512", ["ok"] * 4, before=True)
     assert max(path.stat().st_size for path in one.folder.glob("trials/*/weights.safetensors")) > 5 * 2**20
-
-
-def test_home_that_cannot_be_written_is_no_reason_to_fail(search, tmp_path, monkeypatch):
-    """As in a read-only container, or with a user id that has no home."""
-    monkeypatch.setenv("HOME", "/proc")
-    for name in ("TUNEDIFF_CACHE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
-        monkeypatch.delenv(name, raising=False)
-    one, process = begin(search, "homeless")
-    one.wait_for(has(one, "t0001", 1))
-    one.family = set(of_search(process))
-    settle(one, process, "home folder cannot be written", "HOME=/proc", ["ok"] * 4, resumed=False)
 
 
 LOCKLESS = """

@@ -7,7 +7,7 @@ from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.core.trial_record import End, TrialRecord
 from tunediff.tuning import evaluated
-from tunediff.tuning.evaluated import EvaluatedConfigurations, needs_at_least, ruled_out
+from tunediff.tuning.evaluated import EvaluatedConfigurations, needs_at_least
 
 BASE = {"loader.batch_size": 256, "loader.resident": True, "parallel.workers": 1}
 
@@ -86,15 +86,6 @@ def test_names_that_a_workload_says_memory_does_not_depend_on_are_knobs_of_it():
 
 def test_another_workload_teaches_nothing():
     assert not needs_at_least(knobs() | {"workload": "another"}, knobs())
-
-
-def test_the_reason_names_the_trial_and_the_size():
-    records = [trial(knobs(loader__batch_size=128), mib=1600.0), trial(knobs(), "oom", name="t0002")]
-    assert ruled_out(knobs(loader__batch_size=512), records) == (
-        "not run: 512 images at once in none precision need at least as much memory as t0002, which ran out of it"
-    )
-    assert ruled_out(knobs(loader__batch_size=128), records) == ""
-    assert ruled_out(knobs(loader__batch_size=512), [trial(knobs(), "timeout")]) == ""
 
 
 def test_a_trial_of_a_workload_that_is_gone_was_tried_all_the_same(tmp_path):

@@ -135,18 +135,6 @@ def test_nodes_that_go_and_come(clock):
     assert taken(pool, 1) == ["b"]
 
 
-def test_node_that_comes_while_all_others_are_busy_has_room(clock):
-    """Nobody asks for devices unless there is room."""
-    there = [cpus(2, "a")]
-    pool = Pool(share(*there), lambda: there)
-    assert taken(pool, 1) == ["a"]
-    there.append(cpus(2, "b"))
-    assert not pool.room(), "nodes are not queried all the time"
-    clock.s = 3.0
-    assert pool.room()
-    assert taken(pool, 1) == ["b"]
-
-
 def test_a_slot_whose_workers_are_warm_is_used_again():
     heard = []
     pool = Pool(share(cpus(2, "a"), cpus(2, "b")), taken=lambda slot, actor: heard.append(actor), prefix="s")

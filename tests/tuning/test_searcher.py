@@ -1,7 +1,7 @@
 """What Optuna is told and what it is asked, without a cluster."""
 
-import math
 import pickle
+import sys
 
 import optuna
 import pytest
@@ -14,7 +14,6 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End
-from tunediff.tuning import optuna_proposer
 from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 
 
@@ -53,15 +52,6 @@ def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
     assert seen == expected
 
 
-def test_slots_are_not_given_twice(make):
-    searcher = make(slots=2)
-    first, second = searcher.suggest("a"), searcher.suggest("b")
-    assert {first["spec"].slot, second["spec"].slot} == {0, 1}
-    assert searcher.suggest("c") is None
-    end(searcher, first, "a")
-    assert searcher.suggest("c")["spec"].slot == first["spec"].slot
-
-
 @pytest.mark.parametrize(
     ("status", "state"),
     [
@@ -89,15 +79,6 @@ def test_a_trial_stopped_by_the_scheduler_is_pruned(make):
     searcher.on_trial_complete("a", {})
     assert record.read_trial(searcher.proposer.experiment / "trials" / "t0000").status == "pruned"
     assert not checkpoint.exists()
-
-
-def test_an_error_whose_message_says_died_is_a_lesson(make):
-    searcher = make()
-    suggestion = searcher.suggest("a")
-    end(searcher, suggestion, None, status=None)
-    Journal(suggestion["spec"].folder).end_trial(End("error", "ValueError: the sampler died 2 times"))
-    searcher.on_trial_complete("a", {})
-    assert (study(searcher)[0].state.name, study(searcher)[0].user_attrs["penalty"]) == ("COMPLETE", True)
 
 
 def test_a_trial_whose_driver_died_is_no_lesson(make):
@@ -182,26 +163,6 @@ def test_number_of_a_trial_that_was_killed_before_its_journal_began_is_given_aga
         (again["trial"], again["spec"].drawn) == (later["trial"], later["spec"].drawn) == ("t0001", again["spec"].drawn)
     )
     assert (new["trial"], new["loader.batch_size"]) == ("t0000", 128), "the baseline"
-
-
-def test_a_finished_trial_that_optuna_did_not_hear_of_is_told(make):
-    first = make()
-    suggestion = first.suggest("a")
-    end(first, suggestion, None, value=4.5)  # killed between the journal and the study
-    second = make()
-    assert [(t.state.name, t.value) for t in study(second)][:1] == [("COMPLETE", 4.5)]
-    assert second.suggest("x")["trial"] == "t0001"
-
-
-def test_resume_seeds_the_sampler_by_the_number_of_the_next_trial(make, monkeypatch):
-    """Seeded as at the start, a resumed search would draw its first points again."""
-    seeds, named = [], optuna_proposer.sampler_named
-    monkeypatch.setattr(optuna_proposer, "sampler_named", lambda name, seed: seeds.append(seed) or named(name, seed))
-    first = make(seed=5)
-    for name in ("a", "b"):
-        end(first, first.suggest(name), name)
-    make(seed=5)
-    assert seeds == [5, 7]
 
 
 def test_study_of_a_session_is_a_file_for_the_dashboard(make, tmp_path):
@@ -390,14 +351,6 @@ def test_a_raised_limit_brings_the_second_run_of_the_baseline(make):
     assert make(noise=None, budget=budget | {"trials": 4}).suggest("z") == "FINISHED"
 
 
-def test_a_limit_that_is_raised_before_the_queue_was_empty_loses_nothing(make):
-    two = {"first": [{"loader.batch_size": 64}, {"loader.batch_size": 32}], "noise": None}
-    make(**two, budget={"per_trial": "3s", "trials": 5})  # killed before anything began
-    points = run(make(**two, budget={"per_trial": "3s", "trials": 7}))
-    assert {**points[0], "seed": 1} in points
-    assert len(points) == 7, "the whole space of 6, and the baseline again"
-
-
 def test_a_baseline_that_ran_out_of_memory_is_not_run_again(make):
     """Its place is for others; one that was not finite might be at another seed."""
     searcher = make(noise=2, search={"precision.amp": ["none", "bf16"]}, first=None)
@@ -460,36 +413,17 @@ def test_disk_without_room_for_a_checkpoint_stops_the_search_and_the_trial_is_re
     assert {key: again[key] for key in suggestion} == suggestion
 
 
-def test_disk_fault_of_an_earlier_attempt_is_no_reason_to_stop(make):
-    searcher = make()
-    suggestion = searcher.suggest("a")
-    end(searcher, suggestion, None, status=None)
-    folder = searcher.proposer.experiment / "trials" / suggestion["trial"]
-    Journal(folder).write("unwritable", reason="No space left on device")
-    Journal(folder).write("worker", device="cpu", threads=2)
-    searcher.on_trial_complete("a", None, error=True)
-    assert searcher.broken is None
-    assert record.read_trial(folder).status == "error"
-
-
 @pytest.mark.parametrize(
     ("results", "mode", "told"),
     [([5.0, 12.0], "min", 24.0), ([-9.0, -3.0], "min", 0.0), ([0.0], "min", 1.0), ([0.4, 0.9], "max", 0.0),
-     ([-7.0, -2.0], "max", -14.0), ([0.0, 0.3], "max", -1.0), ([], "min", 2e9), ([], "max", -2e9), ([1e300], "min", 2e300)],
+     ([-7.0, -2.0], "max", -14.0), ([0.0, 0.3], "max", -1.0), ([], "min", 2e9), ([], "max", -2e9), ([1e300], "min", 2e300),
+     ([1.7e308], "min", sys.float_info.max)],
 )  # fmt: skip
 def test_a_failure_is_worse_than_every_result(results, mode, told):
     from tunediff.tuning.evaluated import penalty
 
     assert penalty(results, mode) == told
     assert all(told > one if mode == "min" else told < one for one in results)
-
-
-@pytest.mark.parametrize(("mode", "worst"), [("min", 1.7e308), ("max", -1.7e308)])
-def test_a_failure_is_told_as_a_finite_number_whatever_the_results(mode, worst):
-    from tunediff.tuning.evaluated import penalty
-
-    assert math.isfinite(penalty([worst, 1.0], mode))
-    assert penalty([worst], mode) > worst if mode == "min" else penalty([worst], mode) < worst
 
 
 def test_no_failure_makes_the_next_one_worse(make):

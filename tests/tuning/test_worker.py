@@ -1,7 +1,6 @@
 """What a worker does with a job, without a cluster."""
 
 import contextlib
-import csv
 import dataclasses
 import json
 import os
@@ -200,20 +199,6 @@ def test_a_probe_keeps_nothing(tmp_path, job):
     worker.work(dataclasses.replace(job, keeps=False), Parent(tmp_path), alone())
     assert sorted(path.name for path in tmp_path.iterdir()) == [record.JOURNAL]
     assert len(record.read_trial(tmp_path).points) == 2
-
-
-def test_the_longest_operations_are_written_where_asked_for(tmp_path, job):
-    worker.work(dataclasses.replace(job, profile_steps=3), Parent(tmp_path), alone())
-    with open(tmp_path / "operations.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["operation", "calls", "self_s", "total_s", "share"]
-    own = [float(row["self_s"]) for row in rows]
-    assert own == sorted(own, reverse=True)
-    assert sum(float(row["share"]) for row in rows) == pytest.approx(1.0, abs=1e-3)
-    backward = next(row for row in rows if row["operation"] == "aten::convolution_backward")
-    assert int(backward["calls"]) % 3 == 0  # as often in each of the three steps
-    assert kinds(tmp_path) == ["start", "worker", "about", "point", "point", "end"]  # profiling measures no point
-    assert record.read_trial(tmp_path).points[-1]["samples"] == 64
 
 
 def test_a_finished_trial_stays_ok_where_its_profile_fails(tmp_path, job, monkeypatch):
