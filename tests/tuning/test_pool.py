@@ -14,8 +14,8 @@ def cpus(cores, name="a"):
     return Machine(cores, 0, name, f"id-{name}")
 
 
-def share(*machines, sizes=(1,), alone=False, strategies=()):
-    return divided(machines, sizes, ["none"], "x.yaml", alone, strategies)
+def share(*machines, sizes=(1,), strategies=()):
+    return divided(machines, sizes, ["none"], "x.yaml", strategies)
 
 
 def taken(pool, *sizes):
@@ -45,8 +45,6 @@ def test_each_gpu_has_its_nodes_share_of_the_cores():
     assert of.place([poor, rich], 12) == Placement(("id-poor", "id-rich"), 1.98, True, 2), (
         "the least, where it spans both"
     )
-    (note,) = of.notes
-    assert note.startswith("WARNING: nodes differ in CPU cores per worker (poor: 16 CPU cores, 8 GPUs; rich: 64")
 
 
 def test_workers_of_one_trial_stay_on_one_node_as_long_as_they_fit():
@@ -77,11 +75,6 @@ def test_without_gpus_a_trial_has_its_nodes_to_itself(machines, sizes, expected,
     assert (seat.place.cpus, of.slots) == (cores, slots)
 
 
-def test_a_trial_that_wants_to_be_alone_has_its_node():
-    of = share(gpus(8), sizes=(1, 2), alone=True)
-    assert (of.slots, taken(Pool(of), 2, 1)) == (1, ["a", None])
-    assert of.place(of.machines, 2) == Placement(("id-a",), 7.95, True, 8)
-
 
 def test_one_process_gets_its_gpus_on_one_node(clock):
     """`parallel.strategy: dp`: four GPUs with four GPUs' cores and threads; never two of one node and two of another."""
@@ -101,10 +94,10 @@ def test_one_process_for_several_gpus_is_refused_where_no_node_has_them():
     with pytest.raises(cfg.ConfigError) as refused:
         share(*machines, sizes=(1, 8), strategies=["dp"])
     assert str(refused.value) == (
-        "x.yaml: parallel.workers: 8 needs as many GPUs on one node for parallel.strategy: 'dp'; allowed: at most 4; "
-        "there are a: 8 CPU cores, 4 GPUs; b: 8 CPU cores, 4 GPUs"
+        "x.yaml: parallel.strategy: 'dp': 8 GPUs of one machine are not allowed here; "
+        "there are a: 8 CPU cores, 4 GPUs; b: 8 CPU cores, 4 GPUs; allowed: at most 4"
     )
-    with pytest.raises(cfg.ConfigError, match="strategy: 'dp' is not allowed here: torch.nn.DataParallel needs GPUs"):
+    with pytest.raises(cfg.ConfigError, match="strategy: 'dp': 2 GPUs of one machine are not allowed"):
         share(cpus(4), sizes=(1, 2), strategies=["dp"])
     share(cpus(4), strategies=["dp"])  # one worker trains alone, whatever it is called
 

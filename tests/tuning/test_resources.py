@@ -24,12 +24,6 @@ def test_a_little_of_the_machine_is_left_to_the_drivers():
             assert asked.threads >= 1
 
 
-def test_one_trial_has_all_gpus_where_it_asks_to_be_alone():
-    text = {"workload": "cifar10", "objective": "samples_per_s", "budget": {"per_trial": "9s"}}
-    for alone, slots in ((False, 4), (True, 1)):
-        wanted = search_space.parse({**text, "alone": alone, "grid": {"loader.batch_size": [64, 128]}}, "x.yaml")
-        assert resources.share(wanted, resources.Machine(16, 4)).slots == slots
-
 
 def shared(per_gpu=2, **changes):
     """A search whose trials share GPUs."""
@@ -57,7 +51,7 @@ def test_trials_of_two_gpus_or_of_none_share_none():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"alone": True}, {"budget": {"per_trial": "9s", "unit": "device"}}, {"objective": "samples_per_s"},
+        {"budget": {"per_trial": "9s", "unit": "device"}}, {"objective": "samples_per_s"},
         {"objective": ["frechet", "device_s"]}, {"budget": {"per_trial": "9s", "price_per_device_hour": 2.0}},
     ],
 )  # fmt: skip

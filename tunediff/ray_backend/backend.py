@@ -142,8 +142,6 @@ class RayBackend(Backend):
 
     def say_through(self, say: Callable[[str], None]) -> None:
         """Call `say` with the notes on the machines now, and later with what changes."""
-        for note in self._share.notes:
-            say(note)
         self.devices.say = say
 
     def show(self, slot: int, line: str) -> None:

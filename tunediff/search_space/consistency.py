@@ -87,7 +87,6 @@ def _check_shared(space: SearchSpace) -> None:
     """Raise `ConfigError` for seconds of a GPU that several trials share."""
     shared, device = space.trials_per_gpu > 1, space.budget.unit == "device"
     where = f"{space.source}: trials_per_gpu: {space.trials_per_gpu} is not allowed"
-    refuse(shared and space.alone, f"{where} with alone: true; allowed: 1")
     priced = space.budget.price_per_device_hour is not None
     refuse(
         shared and (device or priced),

@@ -92,7 +92,6 @@ class RunOptions:
     early_stopping: EarlyStopping = "none"
     sampler: Sampler = "TPESampler"  # of Optuna, which draws the points of search:
     seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
-    alone: Bool = False  # one trial has the machine to itself, however many GPUs there are
     trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU
     at_once: Annotated[Int, Ge(1), Le(1024)] = 1  # confirming runs, on equal devices of one machine
     operations: Annotated[Int, Ge(0), Le(1000)] = 0  # steps that are profiled after a training

@@ -82,7 +82,7 @@ class Backend(abc.ABC):
         """Note that a trial is over: what is left of it, such as a stopped one, ends."""
 
     def say_through(self, say: Callable[[str], None]) -> None:  # noqa: B027
-        """Call `say` with the notes on the machines now, and later with what changes."""
+        """Call `say` with what changes on the machines."""
 
     def show(self, slot: int, line: str) -> None:  # noqa: B027
         """Show what happens on a slot, where the backend has pages for that."""

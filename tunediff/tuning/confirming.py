@@ -46,7 +46,7 @@ def runs_at_once(
         except ConfigError as error:
             why = str(error)
     by_default = parallel is None
-    if not devices or (by_default and (devices[0].gpu is None or space.alone)):
+    if not devices or (by_default and (devices[0].gpu is None)):
         return 1, "" if by_default else why
     return len(devices), ""
 

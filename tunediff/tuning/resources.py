@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tunediff.config import ConfigError, is_command
@@ -81,8 +81,6 @@ class ResourcePartition:
     """Trials that share each GPU."""
     at_once: int = 1
     """Trials that share the cores of a machine without GPUs, if several do."""
-    notes: tuple[str, ...] = ()
-    """What makes the machines unlike, in words."""
     working_folder: str = dataclasses.field(default_factory=os.getcwd)
     """Where the search was started: relative paths in a user's file are meant from there."""
 
@@ -183,7 +181,7 @@ def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
     strategies = values_of(space, "parallel.strategy")
     if is_command(space.workload.name):  # several GPUs of a command belong to its one process
         strategies = {COMMAND}
-    partition = divided(machines, world_sizes(space), values, space.source, space.alone, strategies)
+    partition = divided(machines, world_sizes(space), values, space.source, strategies)
     if (per_gpu := space.trials_per_gpu) == 1:
         return partition
     if not partition.gpu or partition.sizes[-1] > 1:
@@ -208,8 +206,7 @@ def gpu_only(config: Systems) -> list[str]:
 
 def divided(
     machines: Sequence[Machine], sizes: Sequence[int], values: Iterable[str], source: str,
-    alone: bool = False,
-    strategies: Iterable[str] = (),
+    strategies: Collection[str] = (),
 ) -> ResourcePartition:  # fmt: skip
     """Return the machines for trials of these world sizes, the largest last.
 
@@ -218,15 +215,18 @@ def divided(
     """
     gpu = any(machine.gpus for machine in machines)
     unit = "GPU" if gpu else "CPU core"
-    partition = ResourcePartition((), tuple(sizes), gpu, alone or not gpu)
+    partition = ResourcePartition((), tuple(sizes), gpu, not gpu)
     partition = dataclasses.replace(partition, machines=partition.usable(machines))
     limit = sum(map(partition.units, partition.machines))
     listed = "; ".join(map(str, machines)) or "no nodes"
-    strategies = set(strategies)
     most = max(map(partition.units, partition.machines), default=0)
-    if sizes[-1] > 1 and COMMAND in strategies and (not gpu or sizes[-1] > most):
-        where = f"{source}: gpus: {sizes[-1]} is not allowed here"
-        raise ConfigError(f"{where}; there are {listed}; allowed: at most {most if gpu else 0}")
+    one_process = {COMMAND: "gpus", "dp": "parallel.strategy: 'dp'"}  # with all GPUs of a trial
+    for key in (key for name, key in one_process.items() if name in strategies and sizes[-1] > 1):
+        if not gpu or sizes[-1] > most:
+            raise ConfigError(
+                f"{source}: {key}: {sizes[-1]} GPUs of one machine are not allowed here; there are"
+                f" {listed}; allowed: at most {most if gpu else 0}"
+            )
     if sizes[-1] > limit:
         where = "on this machine" if machines and not machines[0].id else "on this cluster"
         raise ConfigError(
@@ -238,28 +238,7 @@ def divided(
             raise ConfigError(
                 f"{source}: {_GPU_ONLY[value]}: {value!r} needs a GPU, and there are {listed}"
             )
-    if sizes[-1] > 1 and "dp" in strategies:
-        _check_dp(sizes[-1], most, gpu, listed, source)
-    return dataclasses.replace(partition, notes=tuple(_unlike(partition)))
-
-
-def _unlike(share: ResourcePartition) -> Iterable[str]:
-    """Yield a warning of nodes whose workers get different numbers of threads."""
-    if len({share.place([machine], 1).threads for machine in share.machines}) > 1:
-        nodes = "; ".join(map(str, share.machines))
-        yield f"WARNING: nodes differ in CPU cores per worker ({nodes}): do not compare their speed"
-
-
-def _check_dp(size: int, most: int, gpu: bool, listed: str, source: str) -> None:
-    """Raise `ConfigError` without GPUs, or without as many on one node as `dp` needs."""
-    if not gpu:
-        why = "torch.nn.DataParallel needs GPUs, and would pass through without a word"
-        raise ConfigError(
-            f"{source}: parallel.strategy: 'dp' is not allowed here: {why}; there are {listed}"
-        )
-    if size > most:
-        why = f"needs as many GPUs on one node for parallel.strategy: 'dp'; allowed: at most {most}"
-        raise ConfigError(f"{source}: parallel.workers: {size} {why}; there are {listed}")
+    return partition
 
 
 LOOK_S = 2.0
