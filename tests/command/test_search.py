@@ -59,7 +59,9 @@ def test_gpus_of_a_command_are_devices_of_its_trials(tmp_path):
     assert partition.slots == 2
     assert partition.place(partition.machines, 2, space.baseline.parallel.together).resources["GPU"] == 2
     for machine, most in ((resources.Machine(8, 1), 1), (resources.Machine(8, 0), 0)):
-        with pytest.raises(ConfigError, match=f"gpus: 2 GPUs of one machine are not allowed here; .* allowed: at most {most}"):
+        with pytest.raises(
+            ConfigError, match=f"gpus: 2 GPUs of one machine are not allowed here; .* allowed: at most {most}"
+        ):
             resources.share(space, machine)
 
 

@@ -15,7 +15,7 @@ def cpus(cores, name="a"):
 
 
 def share(*machines, sizes=(1,), strategies=()):
-    return divided(machines, sizes, ["none"], "x.yaml", strategies)
+    return divided(machines, sizes, ["none"], "x.yaml", strategies=strategies)
 
 
 def taken(pool, *sizes):
@@ -73,7 +73,6 @@ def test_without_gpus_a_trial_has_its_nodes_to_itself(machines, sizes, expected,
     seat = pool.take(sizes[0])
     assert [",".join(node.removeprefix("id-") for node in seat.place.nodes), *taken(pool, *sizes[1:])] == expected
     assert (seat.place.cpus, of.slots) == (cores, slots)
-
 
 
 def test_one_process_gets_its_gpus_on_one_node(clock):

@@ -24,7 +24,6 @@ def test_a_little_of_the_machine_is_left_to_the_drivers():
             assert asked.threads >= 1
 
 
-
 def shared(per_gpu=2, **changes):
     """A search whose trials share GPUs."""
     grid = {"loader.batch_size": [64, 128], **changes.pop("grid", {})}

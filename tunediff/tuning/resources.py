@@ -181,7 +181,7 @@ def share(space: SearchSpace, *machines: Machine) -> ResourcePartition:
     strategies = values_of(space, "parallel.strategy")
     if is_command(space.workload.name):  # several GPUs of a command belong to its one process
         strategies = {COMMAND}
-    partition = divided(machines, world_sizes(space), values, space.source, strategies)
+    partition = divided(machines, world_sizes(space), values, space.source, strategies=strategies)
     if (per_gpu := space.trials_per_gpu) == 1:
         return partition
     if not partition.gpu or partition.sizes[-1] > 1:
@@ -206,16 +206,17 @@ def gpu_only(config: Systems) -> list[str]:
 
 def divided(
     machines: Sequence[Machine], sizes: Sequence[int], values: Iterable[str], source: str,
-    strategies: Collection[str] = (),
+    alone: bool = False, strategies: Collection[str] = (),
 ) -> ResourcePartition:  # fmt: skip
     """Return the machines for trials of these world sizes, the largest last.
 
-    `values`: of knobs of which some need a GPU (see `gpu_only`); `strategies`: of
+    `values`: of knobs of which some need a GPU (see `gpu_only`); `alone`: whether a trial has its
+    machine to itself; `strategies`: of
     `parallel.strategy`. Raises `ConfigError` for what fits nowhere.
     """
     gpu = any(machine.gpus for machine in machines)
     unit = "GPU" if gpu else "CPU core"
-    partition = ResourcePartition((), tuple(sizes), gpu, not gpu)
+    partition = ResourcePartition((), tuple(sizes), gpu, alone or not gpu)
     partition = dataclasses.replace(partition, machines=partition.usable(machines))
     limit = sum(map(partition.units, partition.machines))
     listed = "; ".join(map(str, machines)) or "no nodes"
