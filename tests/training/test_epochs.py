@@ -1,7 +1,5 @@
 """Loops by epochs over a loader of one's own, and loops that make their steps by themselves."""
 
-import math
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +7,6 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from tests.helpers import Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, error, network
-from tunediff.config.code import WorkloadError
 from tunediff.training.feed import RepeatingLoader
 
 DATA = TensorDataset(INPUTS, TARGETS)
@@ -95,32 +92,6 @@ def prepared(trial):
     net = trial.prepare(net, optimizer=optimizer)
     trial.evaluate_with(lambda: error(net))
     return net, optimizer
-
-
-def leaving_out(found, most=math.inf):
-    """A loop that leaves out batches of fewer than eight rows, and all after so many steps."""
-
-    def run(trial):
-        net, optimizer = prepared(trial)
-        for epoch, loader in trial.epochs(DataLoader(DATA, 8, shuffle=True)):
-            for inputs, targets in loader:
-                if len(inputs) < 8 or trial.step_count == most:
-                    continue
-                found.append(epoch)
-                optimizer.zero_grad()
-                (loss := F.mse_loss(net(inputs), targets)).backward()
-                optimizer.step()
-                trial.record_step(loss, optimizer)
-
-    return run
-
-
-def test_a_loop_may_leave_out_some_batches_and_not_all():
-    found = []
-    assert trained([], run=leaving_out(found)).steps == STEPS
-    assert found[1:] == [0] * 5 + [1] * 5 + [2] * 4
-    with pytest.raises(WorkloadError, match=r"a batch was taken and trial.step\(loss, optimizer\) not called"):
-        trained([], run=leaving_out([], most=3))
 
 
 def test_a_pass_that_is_left_early_has_ended():

@@ -42,8 +42,6 @@ Facts = Callable[[], Mapping[str, Any]]
 """What a workload gives to be called at every point: it returns values by name."""
 Shown = torch.Tensor | Mapping[str, Sequence[float]]
 """A picture, images uint8 [n, C, H, W] with C = 1 or 3; or a table, columns by name."""
-MOST_LEFT_OUT = 100
-"""Maximum consecutive batches of a user's loader that a loop may take without a step."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,8 +155,6 @@ class Engine:
     """Whether the workload gets no further batch."""
     seeded = True
     """Whether torch's generator had the configuration's seed when the model was prepared."""
-    batches_left_out = 0
-    """Batches in a row, up to the last one, that the loop took and did not train."""
     stride = 0.0
     """The part of the training that the last step took, in units of `progress`."""
     warm_ups = 0
@@ -335,34 +331,18 @@ class Engine:
         self.phases.switch(None)
 
         # ---- was it trained?
-        if self.step.updated:
-            self.batches_left_out = 0
-        elif self._may_leave_out():
-            self.batches_left_out += 1
-        else:
+        if not self.step.updated:
             raise self.mistake(
                 "train(trial): a batch was taken and trial.step(loss, optimizer) not called: every"
                 " batch that the loop gets is trained with one call of it, or counted by"
                 " trial.record_step(loss, optimizer) after a step that the loop has made itself"
             )
 
-    def _may_leave_out(self) -> bool:
-        """Return whether the loop may leave out this batch, such as a shorter last one of a pass.
-
-        Several ranks may not: each could leave out others. Nor may the first batch of a training,
-        or too many in a row: a loop that never steps has no end.
-        """
-        if not self.own_loader or self.world.size > 1 or self.step.loss is not None:
-            return False
-        position = self.feed.position if self.feed is not None else None
-        has_begun = position is not None and position.epoch >= 0
-        return has_begun and self.batches_left_out < MOST_LEFT_OUT
-
     def count_replay(self, loss: torch.Tensor, learning_rate: float) -> None:
         """Count a step that was replayed."""
         self.step.begin()
         self.step.loss, self.step.updated = loss, True
-        self.step.learning_rate, self.batches_left_out = learning_rate, 0
+        self.step.learning_rate = learning_rate
         if not self.warming_up:
             self.count_step()
 

@@ -66,8 +66,7 @@ def batches(engine: Engine, build: Build, *, reseed: bool = True) -> Iterator[An
             engine.pace.aim(index / total)
             while not engine.stopping and not engine.pace.reached:
                 yield from engine.capture.step()
-                if not engine.batches_left_out:
-                    after_step(engine)
+                after_step(engine)
         if engine.pace.reached:
             evaluate_point(engine, index, index / total)
         else:  # it was asked to stop

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
@@ -62,20 +61,10 @@ def image_grid(images: Tensor, path: Path, columns: int = 8, scale: int | None =
         raise ValueError(
             f"images must be uint8 [n, C, H, W], not {images.dtype} {list(images.shape)}"
         )
-    count, channels, height, width = images.shape
-    scale = scale or max(1, -(-32 // min(height, width)))
-    columns, gap = min(columns, count), 2
-    rows = -(-count // columns)
-    # Each cell has a gap at its left and top; white cells fill up the last row.
-    enlarged = images.cpu().repeat_interleave(scale, 2).repeat_interleave(scale, 3)
-    cells = F.pad(enlarged, (gap, 0, gap, 0), value=255)
-    cells = F.pad(cells, (0, 0, 0, 0, 0, 0, 0, rows * columns - count), value=255)
-    sheet = (
-        cells.view(rows, columns, *cells.shape[1:])
-        .permute(0, 3, 1, 4, 2)
-        .flatten(2, 3)
-        .flatten(0, 1)
-    )
-    sheet = F.pad(sheet, (0, 0, 0, gap, 0, gap), value=255)
-    image = Image.fromarray((sheet.squeeze(2) if channels == 1 else sheet).numpy())
+    from torchvision.utils import make_grid  # takes a second
+
+    enlarge = scale or max(1, -(-32 // min(images.shape[2:])))
+    enlarged = images.cpu().repeat_interleave(enlarge, 2).repeat_interleave(enlarge, 3)
+    sheet = make_grid(enlarged, columns, pad_value=255)[: images.shape[1]]
+    image = Image.fromarray(sheet.permute(1, 2, 0).squeeze(2).numpy())
     write_atomically(path, lambda file: image.save(file, "PNG"))

@@ -38,7 +38,6 @@ class StepLoop(Protocol):
     device: torch.device
     state: State
     phases: Phases
-    batches_left_out: int
 
     @property
     def points(self) -> Sequence[object]: ...
@@ -207,8 +206,7 @@ class StepCapture(Steps):
 
     def _end_body(self, batches: list[Any]) -> None:
         """Count the step that the loop has made, and call what is due after it."""
-        if not self._loop.batches_left_out:
-            self._latest, self._eager_steps = batches, self._eager_steps + 1
+        self._latest, self._eager_steps = batches, self._eager_steps + 1
         due, self._count_due = self._count_due, False
         if due:
             self._loop.count_step()
