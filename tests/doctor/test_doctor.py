@@ -137,17 +137,10 @@ def test_a_wrong_mean_of_a_process_group_is_noticed(monkeypatch):
     assert "is wrong" in checks.averaged()
 
 
-@pytest.mark.parametrize(("factor", "graphs", "wrong"), [
-    (1.0, 1, ""), (1.1, 1, "1 graphs, not as computed eagerly"), (1.0, 0, "0 graphs, not as computed eagerly"),
-])  # fmt: skip
-def test_a_compiled_network_that_computes_something_else_is_noticed(factor, graphs, wrong):
-    def apply(self, model, *_):
-        model.register_forward_hook(lambda module, inputs, output: output * factor)
-        return model
-
-    facts = {"compiled_graphs": graphs}
-    with mock.patch.multiple(checks.compilation.Compilation, apply=apply, facts=lambda self: facts):
-        assert checks.compiled() == wrong
+@pytest.mark.parametrize("factor", [1.0, 1.1])
+def test_a_compiled_network_that_computes_something_else_is_noticed(factor):
+    with mock.patch.object(torch, "compile", lambda network, **_: lambda x: factor * network(x)):
+        assert bool(checks.compiled()) == (factor != 1.0)
 
 
 def test_a_captured_step_is_found_right():
@@ -181,8 +174,8 @@ def finding_of(state):
     ("states", "code", "verdict"),
     [
         ([("ok", True), ("skipped", True)], 0, "a search can run here"),
-        ([("weak", True), ("missing", False)], 0, "a search can run here; weak: weak one; missing: missing one"),
-        ([("wrong", False), ("missing", False)], 0, "a search can run here; wrong: wrong one; missing: missing one"),
+        ([("weak", True), ("missing", False)], 0, "a search can run here; weak one: weak; missing one: missing"),
+        ([("wrong", False), ("missing", False)], 0, "a search can run here; wrong one: wrong; missing one: missing"),
         ([("ok", True), ("missing", True)], 1, "a search should not be started here: missing one"),
         ([("wrong", True)], 1, "a search should not be started here: wrong one"),
     ],

@@ -40,18 +40,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     wall_s = time.monotonic() - began
     if not args.json:
         print(f"\n{verdict}\nThe checks took {text.seconds(wall_s)}.")
-        return cli.OK if can_search else cli.FAILED
-    cli.print_json(
-        {
-            "can_search": can_search,
-            "verdict": verdict,
-            "wall_s": wall_s,
-            "device": alone().device.type,
-            "command": text.original_command("doctor", argv),
-            "environment": environment.describe(),
-            "findings": [dataclasses.asdict(finding) for finding in findings],
-        }
-    )
+    else:
+        cli.print_json(
+            {
+                "can_search": can_search,
+                "verdict": verdict,
+                "wall_s": wall_s,
+                "device": alone().device.type,
+                "command": text.original_command("doctor", argv),
+                "environment": environment.describe(),
+                "findings": [dataclasses.asdict(finding) for finding in findings],
+            }
+        )
     return cli.OK if can_search else cli.FAILED
 
 
