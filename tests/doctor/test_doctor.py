@@ -87,7 +87,12 @@ def test_every_check_is_ok_on_a_healthy_machine(examine, name):
         ("GPU", [(machine, "gpus", lambda: ["0"])], "missing", "1 GPU by the driver, 0 by torch"),
         ("GPU", TWO_GPUS, "missing", "0 GPUs by the driver, 2 by torch"),
         ("GPU", [*TWO_GPUS, (machine, "gpus", lambda: ["0", "1"])], "ok", "NVIDIA H200, NVIDIA H200; torch"),
-        ("disk", [(environment, "unwritable", lambda folder: "Read-only file system")], "missing", "Read-only"),
+        (
+            "disk",
+            [(environment, "unwritable", lambda folder: OSError(30, "Read-only file system"))],
+            "missing",
+            "Read-only",
+        ),
         ("disk", [(shutil, "disk_usage", disk_of(1000, 20))], "weak", "over 95 % full"),
         ("number formats", [(measure, "format_gains", lambda world: {"bf16": 0.9})], "weak", "does not pay"),
         (

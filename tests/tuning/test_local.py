@@ -10,9 +10,9 @@ import pytest
 from tests.tuning.test_worker import CONFIG, job_of
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
+from tunediff.core.errors import Failure
 from tunediff.core.point import Point
 from tunediff.tuning import local
-from tunediff.tuning.backend import Lost
 from tunediff.tuning.resources import Machine, ResourcePartition
 
 
@@ -66,7 +66,7 @@ def test_a_trial_past_its_deadline_is_killed_and_the_next_one_runs(slots, tmp_pa
         pass
     assert isinstance(event, Point)
     slot.stop("past its deadline")
-    assert slot.event(serial, 1) == Lost("past its deadline")
+    assert slot.event(serial, 1) == Failure("past its deadline")
     list(slots.run(job))
     assert record.read_trial(job.folder).status == "ok"
 

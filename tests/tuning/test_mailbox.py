@@ -6,10 +6,10 @@ import pytest
 
 from tests.helpers import point
 from tunediff.core.clock import Budget
+from tunediff.core.errors import Failure
 from tunediff.core.template import TemplateError
 from tunediff.core.trial_record import End
 from tunediff.tuning import mailbox as mailboxes
-from tunediff.tuning.backend import Lost
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
@@ -54,7 +54,7 @@ def test_a_driver_that_was_restarted_finds_its_job_running(mailbox):
 
 
 def test_a_slot_that_was_restarted_knows_nothing(mailbox):
-    assert mailbox.event("before", 0) == Lost("its slot was restarted")
+    assert mailbox.event("before", 0) == Failure("its slot was restarted")
     assert mailbox.command("before", 1) == "kill", "its trial goes on from its checkpoint"
     assert mailbox.take("before") is None
 
@@ -73,12 +73,12 @@ def test_job_that_nobody_wants_ends_at_the_point_that_it_has_reported_or_at_once
 def test_a_driver_whose_job_was_stopped_learns_of_it(mailbox):
     serial = mailbox.start(job())
     mailbox.stop("past its deadline")
-    assert mailbox.event(serial, 0) == Lost("past its deadline")
+    assert mailbox.event(serial, 0) == Failure("past its deadline")
     again = mailbox.start(job("t0000/2"))
     assert (mailbox.event(again, 0), again != serial) == (None, True)
 
 
-@pytest.mark.parametrize("end", [Lost("its process was killed"), End("error"), End("oom")])
+@pytest.mark.parametrize("end", [Failure("its process was killed"), End("error"), End("oom")])
 def test_when_a_rank_fails_the_others_end(mailbox, end):
     serial = mailbox.start(job())
     mailbox.post(serial, end)
@@ -103,7 +103,7 @@ class HangingRank:
         started(self)
         take(self, point(1))
         assert self.killed.wait(WAIT_S)
-        raise TemplateError("the process of the run was killed by SIGKILL")
+        raise TemplateError(Failure("the process of the run was killed by SIGKILL"))
 
     def send(self, message):
         self.sent.append(message)

@@ -1,5 +1,6 @@
 """The slots of Ray's backend and the groups that they start, without a cluster: a group is an event that a test sets."""
 
+import errno
 import re
 import threading
 import time
@@ -7,13 +8,14 @@ import types
 from unittest import mock
 
 import pytest
+from ray.exceptions import OutOfMemoryError
+from ray.train import ControllerError, WorkerGroupError
 
 from tests.helpers import point
 from tests.tuning.test_mailbox import job
+from tunediff.core.errors import Failure
 from tunediff.core.trial_record import End
 from tunediff.ray_backend import backend, slot
-from tunediff.tuning import trial
-from tunediff.tuning.backend import Lost
 from tunediff.tuning.resources import Machine, ResourcePartition
 from tunediff.tuning.trial_spec import WorkerGroupSpec
 
@@ -79,7 +81,7 @@ ONE, TWO = WorkerGroupSpec(1), WorkerGroupSpec(2)
 
 @pytest.mark.parametrize(
     ("event", "go_on", "spec", "groups"),
-    [(End("ok"), False, ONE, [True]), (End("oom"), False, ONE, [True]), (Lost("its process was killed"), False, ONE, [True]),
+    [(End("ok"), False, ONE, [True]), (End("oom"), False, ONE, [True]), (Failure("its process was killed"), False, ONE, [True]),
      (point(1), False, ONE, [True]), (point(1), True, ONE, [True]), (End("ok"), False, TWO, [False, True])],
     ids=["ended", "out of memory", "killed", "stopped early", "given up while it trains", "needs other devices"],
 )  # fmt: skip
@@ -98,7 +100,7 @@ def test_a_job_goes_down_with_its_group(ray, actor):
     serial = actor.start(job())
     ray.groups[0].error = RuntimeError("worker died")
     ray.groups[0].set()
-    assert actor.event(serial, 0) == Lost("worker died")
+    assert actor.event(serial, 0) == Failure("worker died", "RuntimeError")
     actor.start(job("t0000/2"))
     assert alive(ray) == [False, True]
 
@@ -109,7 +111,7 @@ def test_group_that_does_not_take_a_job_ends_with_it(ray, actor, taken):
     if taken:
         actor.take("")
     actor.stop_job("past its deadline")
-    assert actor.event(serial, 0) == Lost("past its deadline")
+    assert actor.event(serial, 0) == Failure("past its deadline")
     assert alive(ray) == [taken]
 
 
@@ -142,25 +144,22 @@ def test_ray_gets_names_that_it_can_carry(ray, tmp_path, name):
     assert names == ray.names
 
 
-class ControllerError(RuntimeError):
-    """As Ray Train's: its message has the failure's, not its kind."""
-
-    def __init__(self, failure):
-        super().__init__(f"Training failed due to controller error:\n{failure}")
-        self.controller_failure = failure
-
-
 class RayTaskError(RuntimeError):
     def __init__(self, cause):
         super().__init__(f"ray::run_group() (pid=1)\n  File x.py, line 1\nray.train.{type(cause).__name__}: {cause}")
         self.cause = cause
 
 
-def test_the_inner_fault_of_a_group_is_the_reason():
-    """What Ray said of a run whose name is not ASCII."""
-    failure = UnicodeEncodeError("ascii", "grün", 2, 3, "ordinal not in range(128)")
-    reason = slot.reason_of(RayTaskError(ControllerError(failure)))
-    assert trial.short_reason(reason) == f"UnicodeEncodeError: {failure}"
-    assert trial.short_reason("x\nray.train.ControllerError: due to controller error:\nno room\n") == (
-        "ray.train.ControllerError: due to controller error: no room"
-    )
+@pytest.mark.parametrize(
+    ("error", "words", "code"),
+    [
+        (ControllerError(UnicodeEncodeError("ascii", "grün", 2, 3, "no")), "UnicodeEncodeError: 'ascii' codec", None),
+        (WorkerGroupError("", {0: OSError(errno.ENOSPC, "full", "/tmp/x")}), "OSError: [Errno 28] full", errno.ENOSPC),
+        (WorkerGroupError("", {0: RuntimeError("peer"), 1: OutOfMemoryError("low")}), "OutOfMemoryError: low", None),
+    ],
+    ids=["the controller's", "a worker's, with its errno", "of several workers"],
+)
+def test_the_inner_fault_of_a_group_is_the_reason(error, words, code):
+    """Not Ray's report of it, of many lines."""
+    failure = slot.failure_of(RayTaskError(error))
+    assert (str(failure).startswith(words), failure.errno) == (True, code)

@@ -8,12 +8,12 @@ from tests.helpers import point
 from tests.tuning.asked import AskedBackend, pool
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
+from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.listeners import Listener, Listeners
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchBudget
 from tunediff.tuning import rounds
-from tunediff.tuning.backend import Lost
 from tunediff.tuning.trial_spec import TrialSpec
 
 
@@ -34,7 +34,7 @@ def run(tmp_path):
             journal.point(measured)
             yield measured
             if name in loses and [one for one, *_ in ran].count(name) == 1:
-                yield Lost("its node died")
+                yield Failure("its node died")
             journal.end(end)
             yield end
 

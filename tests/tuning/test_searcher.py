@@ -1,5 +1,6 @@
 """What Optuna is told and what it is asked, without a cluster."""
 
+import errno
 import pickle
 import sys
 
@@ -11,6 +12,7 @@ from tests.tuning.asked import BIG, FILE, end, study
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.core import trial_record as record
+from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End
@@ -399,15 +401,18 @@ def test_a_point_of_the_file_that_is_ruled_out_is_in_the_record(make):
     assert again.suggest("d") == "FINISHED"
 
 
+FULL = Failure("No space left on device", "OSError", errno.ENOSPC, "checkpoint.pt")
+
+
 def test_disk_without_room_for_a_checkpoint_stops_the_search_and_the_trial_is_repeated(make):
     """The probe of the disk finds room: it is smaller than a checkpoint."""
     searcher = make()
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
     folder = searcher.proposer.experiment / "trials" / suggestion["trial"]
-    Journal(folder).write("unwritable", reason="No space left on device")
+    Journal(folder).write("fault", kind="disk", **vars(FULL))
     searcher.on_trial_complete("a", None, error=True)
-    assert "No space left" in str(searcher.broken)
+    assert (searcher.broken.errno, searcher.broken.filename) == (errno.ENOSPC, "checkpoint.pt")
     assert not record.read_trial(folder).finished
     again = make().suggest("b")
     assert {key: again[key] for key in suggestion} == suggestion

@@ -1,7 +1,9 @@
 """What a driver makes of what it hears, without a cluster."""
 
 import dataclasses
+import errno
 import itertools
+import os
 import pickle
 
 import pytest
@@ -10,11 +12,11 @@ from tests.helpers import point
 from tunediff import search_space
 from tunediff.config import workload
 from tunediff.core import trial_record as record
+from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal
 from tunediff.core.progress import DOING
 from tunediff.core.trial_record import End
 from tunediff.tuning import trial
-from tunediff.tuning.backend import Lost
 from tunediff.tuning.resources import Allocation, Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
@@ -108,7 +110,7 @@ def test_an_end_that_its_worker_wrote_is_not_written_again(drive, tmp_path):
 
 def test_what_its_driver_gives_up_keeps_no_checkpoint(drive, tmp_path):
     checkpoint = tmp_path / "trials" / "t0003" / record.CHECKPOINT
-    lost = Lost("ray.exceptions.OutOfMemoryError: the node ran low on memory")
+    lost = Failure("the node ran low on memory", "OutOfMemoryError")
     _, _, read_back = drive([lost], submitted=checkpoint.touch)
     assert read_back.status == "oom"
     assert not checkpoint.exists()
@@ -134,40 +136,51 @@ def test_a_trial_that_has_ended_is_told_from_its_journal(drive):
 @pytest.mark.parametrize(
     ("reasons", "status", "reason"),
     [
-        (["its slot was restarted", None], "ok", ""),
-        (["x\n  ActorDiedError: killed\n y"] * 2, "error", "the workers died 2 times: ActorDiedError: killed"),
-        (["NameError: x", "no room"], "error", "the workers died 2 times: NameError: x; then: no room"),
-        (["torch.OutOfMemoryError: 16 GiB"], "oom", "torch.OutOfMemoryError: 16 GiB"),
+        ([Failure("its slot was restarted"), None], "ok", ""),
+        (
+            [Failure("x\n  y", "NameError"), Failure("no room")],
+            "error",
+            "the workers died 2 times: NameError: x y; then: no room",
+        ),
+        ([Failure("16 GiB", "OutOfMemoryError")], "oom", "OutOfMemoryError: 16 GiB"),
     ],
 )
-def test_what_it_means_that_the_workers_died(drive, reasons, status, reason):
-    slot, _, read_back = drive(*([Lost(why)] if why is not None else [End("ok")] for why in reasons))
+def test_what_it_means_that_the_workers_died(drive, tmp_path, reasons, status, reason):
+    slot, _, read_back = drive(*([why] if why is not None else [End("ok")] for why in reasons))
     assert (read_back.status, read_back.reason, read_back.attempts) == (status, reason, len(reasons))
     assert read_back.end.process_died == (status == "error")
     assert [job.attempt for job in slot.jobs] == [f"t0003/{i + 1}" for i in range(len(reasons))]
+    faults = [line for line in record.events(tmp_path / "trials" / "t0003") if line["event"] == "fault"]
+    assert [(line["kind"], line["error"]) for line in faults] == [("process", why.error) for why in reasons[:-1]]
 
 
 def test_end_that_was_written_before_the_loss_stands(drive, tmp_path):
     """A second start would void it, and train the whole trial again without its checkpoint."""
     folder = tmp_path / "trials" / "t0003"
-    slot, _, read_back = drive([lambda: Journal(folder).end(End("ok", steps=7)) or Lost("its slot was restarted")], [])
+    slot, _, read_back = drive(
+        [lambda: Journal(folder).end(End("ok", steps=7)) or Failure("its slot was restarted")], []
+    )
     assert (len(slot.jobs), read_back.attempts, read_back.status, read_back.end.steps) == (1, 1, "ok", 7)
 
 
-@pytest.mark.parametrize("probe", ["No space left on device", None])
-def test_a_full_disk_is_no_end(drive, tmp_path, monkeypatch, probe):
-    """The probe may find room: it is smaller than a checkpoint, which the error then names."""
-    monkeypatch.setattr(trial, "unwritable", lambda folder: probe)
-    path = "" if probe else f": '{tmp_path}/trials/t0003/checkpoint.pt'"
-    with pytest.raises(OSError, match="No space left on device"):
-        drive([Lost(f"OSError: [Errno 28] No space left on device{path}")])
-    assert not record.read_trial(tmp_path / "trials" / "t0003").finished
-    assert record.disk_fault(tmp_path / "trials" / "t0003") == "No space left on device"
+def full(path):
+    return Failure.of(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path))
+
+
+def test_a_full_disk_is_no_end_and_its_errno_and_file_arrive(drive, tmp_path):
+    """Its file names the disk: no probe, which is smaller than a checkpoint, and no look for words in a text."""
+    folder = tmp_path / "trials" / "t0003"
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        drive([full(str(folder / "checkpoint.pt"))])
+    assert not record.read_trial(folder).finished
+    noted = record.disk_fault(folder)
+    expected = errno.ENOSPC, str(folder / "checkpoint.pt")
+    assert [(error.errno, error.filename) for error in (caught.value, noted)] == [expected] * 2
 
 
 def test_a_full_disk_of_a_node_does_not_stop_the_search(drive):
     """Ray cannot start workers where `/tmp` is full; the folder of the results can be written."""
-    slot, _, read_back = drive(*[[Lost("OSError: [Errno 28] No space left on device: '/tmp/ray/session/logs'")]] * 2)
+    slot, _, read_back = drive(*[[full("/dev/no-such-folder/logs")]] * 2)  # a file system of its own
     assert (len(slot.jobs), read_back.status, read_back.end.process_died) == (2, "error", True)
 
 
@@ -194,7 +207,7 @@ def test_a_probe_of_the_speed_is_neither_judged_nor_kept(drive):
 def test_a_lost_node_is_no_fault_of_the_trial(drive, tmp_path):
     """It has no end, so that it gets another seat; on that it is another job, and goes on."""
     folder = tmp_path / "trials" / "t0003"
-    slot, told, read_back = drive([point(1, frechet=5.0), Lost("ActorDiedError: its node died")], nodes=["dead"])
+    slot, told, read_back = drive([point(1, frechet=5.0), Failure("its node died", "ActorDiedError")], nodes=["dead"])
     assert (len(told), read_back.status, record.was_lost(folder)["nodes"]) == (1, None, ["dead"])
     slot, _, read_back = drive([None, None], nodes=["alive", "dead"])
     assert (slot.killed, slot.jobs[0].attempt, read_back.status) == (["node dead is gone"], "t0003/1.1", None)
@@ -205,7 +218,7 @@ def test_a_lost_node_is_no_fault_of_the_trial(drive, tmp_path):
 def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, tmp_path):
     """Workers outlive their raylet by seconds."""
     folder = tmp_path / "trials" / "t0003"
-    event = lambda: Journal(folder).end(End("ok")) or Lost("node died")  # noqa: E731
+    event = lambda: Journal(folder).end(End("ok")) or Failure("node died")  # noqa: E731
     assert drive([event], nodes=["dead"])[2].status == "ok"
     assert not record.was_lost(folder)
 
@@ -213,8 +226,8 @@ def test_a_trial_that_ended_as_its_node_went_is_not_run_again(drive, tmp_path):
 def test_a_trial_that_loses_node_after_node_ends(drive):
     """It may be what kills them."""
     for _ in range(2):
-        assert drive([Lost("node died")], nodes=["dead"])[2].status is None
-    read_back = drive([Lost("node died")], [Lost("node died")], nodes=["dead"])[2]
+        assert drive([Failure("node died")], nodes=["dead"])[2].status is None
+    read_back = drive([Failure("node died")], [Failure("node died")], nodes=["dead"])[2]
     assert (read_back.status, read_back.reason) == ("error", "the workers died 2 times: node died")
 
 

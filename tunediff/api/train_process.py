@@ -59,7 +59,7 @@ def train(request: TrainRequest, lines: EventLines) -> str:
         )  # fmt: skip
         journal = Journal(folder)
         try:
-            result = run_trial(lambda: run_engine(engine), world)
+            result = run_trial(lambda: run_engine(engine), world, folder)
         finally:
             if isinstance(observer, ConsoleRecorder):
                 observer.close()
@@ -92,7 +92,7 @@ def _conclude(
 def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> NoReturn:
     """Raise why a training failed; write an `end` for status `nan` and `oom`.
 
-    Raises `TunediffError`, and any error of a shipped workload as it is.
+    Raises `TunediffError`, and any other error of a shipped workload as it is.
     """
     end, error = result.end, result.error
     if end is not None and end.status == Status.NAN:  # on all ranks alike
@@ -103,7 +103,10 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
     if isinstance(error, ConfigError | WorkloadError):
         raise error
     failure: TunediffError
-    if end is not None and end.status == Status.OOM:
+    if end is None and isinstance(error, OSError):  # of the disk, whatever wrote to it
+        why = f"{code.system_message(error)}; the same command goes on once there is room"
+        failure = TunediffError(f"{journal.folder} cannot be written: {why}")
+    elif end is not None and end.status == Status.OOM:
         journal.end(end)
         failure = TunediffError(f"out of memory: {' '.join(end.reason.split())}")
     elif cfg.of(config).file is not None:

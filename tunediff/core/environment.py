@@ -72,7 +72,18 @@ class Environment(TypedDict):
     """12 hex digits, equal exactly for equal sources and shipped weights."""
 
 
-def unwritable(folder: Path) -> str | None:
+def is_full(folder: Path, code: int | None, path: str | None) -> bool:
+    """Return whether an error of the system, of this code and file, is that of a folder's disk."""
+    if code not in DISK_FAULTS or path is None:
+        return False
+    file = Path(path).absolute()
+    with contextlib.suppress(OSError):
+        nearest = next(parent for parent in (file, *file.parents) if parent.exists())
+        return nearest.stat().st_dev == folder.stat().st_dev
+    return True
+
+
+def unwritable(folder: Path) -> OSError | None:
     """Return why the folder cannot be written to, or None. Under 8 MiB of space is full."""
     probe = folder / f".probe-{os.getpid()}"
     try:
@@ -81,7 +92,7 @@ def unwritable(folder: Path) -> str | None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        return error.strerror or str(error)
+        return error
     finally:
         with contextlib.suppress(OSError):
             probe.unlink()

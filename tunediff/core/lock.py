@@ -37,8 +37,8 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
     by default that it runs a search. Where the file system has no locks, a warning is logged.
     Raises `ConfigError` if another process has the lock.
     """
-    if (why := environment.unwritable(folder)) is not None:
-        raise ConfigError(f"{option}: {folder} cannot be written: {why}")
+    if (fault := environment.unwritable(folder)) is not None:
+        raise ConfigError(f"{option}: {folder} cannot be written: {fault.strerror}")
     with open(folder / LOCK, "a+") as lock:
         try:
             _lock(lock, folder, busy)

@@ -34,13 +34,17 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
+from tunediff.core.errors import Failure
 from tunediff.core.template_process import Base, TemplateProcess, environment_of_templates, spawned
-from tunediff.core.template_run import Failure
 from tunediff.core.template_server import is_same_user, json_line
 
 
 class TemplateError(RuntimeError):
     """A template could not be prepared or has died, or a run has died or raised an error."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
 
 
 # ---- the parent's side
@@ -78,12 +82,12 @@ class TemplateRun:
                 message = self._connection.recv()
                 if isinstance(message, Failure):
                     self._template.wait_for_run()
-                    raise TemplateError(message.reason)
+                    raise TemplateError(message)
                 return message
         status = self._template.wait_for_run()
         self._connection.close()
         if status:
-            raise TemplateError(_described("the process of the run", status))
+            raise TemplateError(_ended("the process of the run", status))
         return None
 
 
@@ -134,7 +138,7 @@ class Template:
             self.hang_up()
             return False
         if not is_same_user(self.control):
-            raise TemplateError("another user has the address of the template")
+            raise TemplateError(Failure("another user has the address of the template"))
         return True
 
     def hang_up(self) -> None:
@@ -163,7 +167,7 @@ class Template:
         reply = self._reply()
         if "failed" in reply:
             self.close()
-            raise TemplateError(reply["failed"])
+            raise TemplateError(Failure(**reply["failed"]))
         self.unsafe, self.prepared_s, self._ready = reply["unsafe"], reply["seconds"], True
         if self.unsafe and self._shared:  # each run prepares anew
             self.hang_up()
@@ -273,16 +277,16 @@ class Template:
         if not line:
             self._kill_groups()  # of a run that the kernel has ended with its template
             if self._process is None:
-                raise TemplateError("the template of the run has died")
-            raise TemplateError(_described("the template of the run", self._process.wait()))
+                raise TemplateError(Failure("the template of the run has died"))
+            raise TemplateError(_ended("the template of the run", self._process.wait()))
         reply: dict[str, Any] = json.loads(line)
         return reply
 
 
-def _described(process: str, status: int) -> str:
+def _ended(process: str, status: int) -> Failure:
     if status < 0:
-        return f"{process} was killed by {signal.Signals(-status).name}"
-    return f"{process} ended with exit code {status}"
+        return Failure(f"{process} was killed by {signal.Signals(-status).name}")
+    return Failure(f"{process} ended with exit code {status}")
 
 
 def _address(name: str, hello: Mapping[str, Any]) -> str:

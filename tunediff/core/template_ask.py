@@ -8,6 +8,7 @@ import socket
 import time
 from typing import IO, Any
 
+from tunediff.core.errors import Failure
 from tunediff.core.template import Template, TemplateError
 from tunediff.core.template_process import Base
 
@@ -54,4 +55,4 @@ def ask(
             if (message := run.receive()) is not None:
                 return message
             runs.remove(run)
-    raise TemplateError("it has ended without an answer")
+    raise TemplateError(Failure("it has ended without an answer"))

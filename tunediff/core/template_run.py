@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import importlib
 import os
 import sys
@@ -12,15 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from tunediff.core.errors import Failure
+
 STARTED_WITH = dict(os.environ)
 """The environment in which the template has prepared."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Failure:
-    """The last message of a run whose function raised an error."""
-
-    reason: str
 
 
 def function_named(name: str) -> Callable[..., Any]:
@@ -46,7 +40,7 @@ def call(descriptors: Sequence[int], function: str) -> NoReturn:
     except BaseException as error:
         traceback.print_exc()
         with contextlib.suppress(Exception):
-            connection.send(Failure(reason_of(error)))
+            connection.send(Failure.of(error))
     finally:
         with contextlib.suppress(Exception):
             sys.stdout.flush()
@@ -62,7 +56,3 @@ def _take_over(environment: Mapping[str, str]) -> None:
             os.environ.pop(name, None)
             if name in environment:
                 os.environ[name] = environment[name]
-
-
-def reason_of(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -22,7 +22,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from tunediff.core import template_run
-from tunediff.core.template_run import function_named, reason_of
+from tunediff.core.errors import Failure
+from tunediff.core.template_run import function_named
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_REQUEST = 65536
@@ -282,7 +283,7 @@ def _prepared(control: socket.socket, hello: dict[str, Any]) -> str:
     except BaseException as error:
         traceback.print_exc()
         with contextlib.suppress(OSError):  # the parent is gone
-            control.sendall(json_line({"failed": reason_of(error)}))
+            control.sendall(json_line({"failed": vars(Failure.of(error))}))
         os._exit(1)
     if not unsafe and threading.active_count() > 1:
         names = [thread.name for thread in threading.enumerate()[1:]]

@@ -14,7 +14,9 @@ The journal in the experiment folder is the truth that `--resume`, the report an
 - `point`: one evaluation.
 - `decision`: what early stopping decided of the trial, and what it compared: `Decision`. With
   `rule: capture`: whether its step is replayed, `captured`, or `refused` for a `reason`.
-- `unwritable`: the disk was full, so that the trial has no end; a resumed search takes it up.
+- `lost`: a node of the trial is gone; it goes on elsewhere.
+- `fault`: an attempt ended by an error that says nothing about the trial, a `Failure`; its `kind` is
+  `process`, after which the trial is tried again, or `disk`: then the search ends.
 - `checkpoint`, `clock`: of a command, what it left, and which seconds counted (`CommandClock`), with
   the unit of its values.
 - `final`: one more evaluation of the finished model, by the full protocol.
@@ -33,7 +35,7 @@ from typing import Any, Literal, get_args
 
 from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName
-from tunediff.core.errors import ConfigError, TunediffError
+from tunediff.core.errors import ConfigError, Failure, TunediffError
 from tunediff.core.files import CODE, FORMAT, check_format, naming_file
 from tunediff.core.outcomes import Ruling, Status
 from tunediff.core.point import Point
@@ -250,10 +252,12 @@ def was_lost(folder: Path) -> Line | None:
     return lines[-1] if lines and lines[-1]["event"] == "lost" and not ended else None
 
 
-def disk_fault(folder: Path) -> str | None:
+def disk_fault(folder: Path) -> OSError | None:
     """Return why results could not be written, if that is the journal's last line; else None."""
     last = next(reversed(list(events(folder))), None)
-    return str(last["reason"]) if last is not None and last["event"] == "unwritable" else None
+    if last is None or (last["event"], last.get("kind")) != ("fault", "disk"):
+        return None
+    return Failure(last["message"], last["error"], last["errno"], last["path"]).system_error
 
 
 def read_trial(folder: Path) -> TrialRecord | None:

@@ -90,7 +90,9 @@ def disk(storage: Path) -> Finding:
     storage = storage.absolute()
     folder = next(parent for parent in (storage, *storage.parents) if parent.is_dir())
     if (why := environment.unwritable(folder)) is not None:
-        return Finding("missing", f"{folder} cannot be written: {why}", "use another --storage")
+        return Finding(
+            "missing", f"{folder} cannot be written: {why.strerror}", "use another --storage"
+        )
     usage = shutil.disk_usage(folder)
     found = f"{folder}: {usage.free / 2**30:,.0f} GiB free"
     if usage.used > 0.95 * usage.total:  # Ray's `local_fs_capacity_threshold`

@@ -36,6 +36,7 @@ from tunediff.tuning import local, resources
 from tunediff.tuning.at_once import RunDevice
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.experiment import why_stopped
+from tunediff.tuning.rounds import writing_to
 from tunediff.tuning.sessions import NotStartedError, StoppedError, alive, all_spent_s
 from tunediff.tuning.templates import Templates
 
@@ -369,5 +370,5 @@ def search(folder: Path, space: SearchSpace, backend: Backend, listeners: Listen
     from tunediff.ray_backend import tuner  # imports Ray and Optuna, which takes seconds
 
     alive(folder)  # what this session has spent until here counts, too: Ray has started
-    if (why := tuner.search(folder, space, backend, all_spent_s(folder), listeners)) is not None:
-        raise StoppedError(f"{folder} cannot be written: {why}")
+    with writing_to(folder):
+        tuner.search(folder, space, backend, all_spent_s(folder), listeners)

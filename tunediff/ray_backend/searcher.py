@@ -38,7 +38,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
         super().__init__("objective", proposer.space.mode)
         self.proposer = proposer
         self._dispatcher = Dispatcher(proposer, backend)
-        self.broken: Exception | None = None
+        self.broken: OSError | None = None
         """Why journals or study could not be written: no further trial is suggested."""
         self._running: dict[str, TrialSpec] = {}  # by Tune's trial id
 
@@ -83,15 +83,12 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             trial_record is not None and trial_record.status is not None
         ):
             return
-        # The probe is small: a disk that is too full for a checkpoint may have room for it.
+        # Not even the line of a fault may have found room
         experiment = self.proposer.experiment
-        if (
-            error
-            and (why := environment.unwritable(experiment) or record.disk_fault(spec.folder))
-            is not None
+        if error and (
+            fault := record.disk_fault(spec.folder) or environment.unwritable(experiment)
         ):
-            # no fault of the trial: it stays without an end, and a resumed search takes it up
-            raise OSError(why)
+            raise fault  # not the trial's: it has no end, and a resumed search takes it up
         died = End(Status.ERROR, "its driver died", process_died=True)
         end = died if error else End(Status.PRUNED)
         Journal(spec.folder).end_trial(end)

@@ -20,12 +20,14 @@ from typing import Any
 
 import ray
 
+from tunediff.core.errors import Failure
 from tunediff.ray_backend import cluster
 from tunediff.ray_backend.cluster import beside, own_cluster
 from tunediff.tuning import mailbox
-from tunediff.tuning.backend import Event, Lost
+from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import POLL_S, Command, Mailbox
 from tunediff.tuning.templates import SharedTemplates, Templates
+from tunediff.tuning.trial import OOM
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 
@@ -114,7 +116,7 @@ def serve(
             serial, job = assignment
             variables = _variables(context, serial)
             if variables is None:
-                slot.post(serial, Lost("the ranks took different jobs"))
+                slot.post(serial, Failure("the ranks took different jobs"))
                 continue
             mailbox.train(job, serial, slot, templates, variables)
 
@@ -285,15 +287,15 @@ class SlotActor(Mailbox):
 
     def _watch(self, generation: str, group: Any) -> None:
         """Wait until a group has ended, with which its job is lost."""
-        reason = "the worker group ended"
+        failure = Failure("the worker group ended")
         try:
             ray.get(group)
         except Exception as error:  # the trial's driver gets the reason
-            reason = reason_of(error)
+            failure = failure_of(error)
         with self._turn:
             if generation == self._generation:
                 self._group, self._generation = None, ""
-                self.stop(reason)
+                self.stop(failure)
 
     def _end_group(self) -> None:
         """End the group with its job, and wait until it has ended."""
@@ -304,7 +306,15 @@ class SlotActor(Mailbox):
             ray.wait([group], timeout=60)
 
 
-def reason_of(error: Exception) -> str:
-    """Return Ray's message with the class and text of its controller's error."""
-    inner = getattr(getattr(error, "cause", error), "controller_failure", None)
-    return str(error) if inner is None else f"{error}\n{type(inner).__name__}: {inner}"
+_INSIDE = ("cause", "controller_failure", "health_check_failure", "_base_exc")
+"""Attributes of Ray's errors that hold the error which they report."""
+
+
+def failure_of(error: Exception) -> Failure:
+    """Return the innermost error inside of Ray's; of several workers', too little memory first."""
+    of_workers = getattr(error, "worker_failures", {}).values()
+    inside = [*of_workers, *(getattr(error, name, None) for name in _INSIDE)]
+    found = [failure_of(one) for one in inside if isinstance(one, Exception)]
+    return next(
+        (one for one in found if one.error == OOM), found[0] if found else Failure.of(error)
+    )

@@ -29,10 +29,10 @@ from tunediff.tuning.trial import SPEC
 
 def search(
     folder: Path, space: SearchSpace, backend: Backend, before_s: float, listeners: Listeners
-) -> str | None:
+) -> None:
     """Run trials until a limit is reached; `before_s`: wall-clock of the sessions before this one.
 
-    Returns why the folder could not be written any more; None: it could.
+    Raises `OSError` where the folder cannot be written any more.
     """
     with errors_only("optuna", "ray.tune"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="optuna|ray")
@@ -42,13 +42,14 @@ def search(
             shown = backend.listeners(folder, space)
             with listeners.with_listeners(*shown, sessions.SessionNotes(folder)):
                 _tuner(folder, space, searcher, listeners).fit()
-        except Exception:
-            if (why := unwritable(folder)) is None:
+        except Exception as error:  # Tune's own, which need not name its cause
+            if (fault := unwritable(folder)) is None:
                 raise
-            return why
+            raise fault from error
         finally:
             log_exceptions("the study", proposer.study.write, folder / "study.db")
-    return (unwritable(folder) or str(searcher.broken)) if searcher.broken is not None else None
+    if searcher.broken is not None:
+        raise searcher.broken
 
 
 def _tuner(

@@ -192,7 +192,8 @@ class Console(Listener):
     def _unended(self, trial: TrialRecord) -> str:
         folder = self.folder / "trials" / trial.name
         if record.was_lost(folder) is None:
-            return record.disk_fault(folder) or "?"
+            fault = record.disk_fault(folder)
+            return str(fault.strerror) if fault is not None else "?"
         return "has lost its node and will go on from its checkpoint"
 
     # ---- shared with the live table

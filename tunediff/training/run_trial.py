@@ -7,15 +7,13 @@ print a line, end the process) is its own.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 from tunediff.config import code
 from tunediff.core import environment
-from tunediff.core.errors import CaptureFailedError
+from tunediff.core.errors import CaptureFailedError, Failure
 from tunediff.core.outcomes import Status
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import CHECKPOINT, End, NotFiniteError
@@ -48,14 +46,14 @@ class TrialResult:
 
 
 def run_trial(
-    train: Callable[[], TrainingOutcome], world: World, folder: Path | None = None,
+    train: Callable[[], TrainingOutcome], world: World, folder: Path,
     not_of_trial: tuple[type[Exception], ...] = (), target: Target | None = None,
 ) -> TrialResult:  # fmt: skip
     """Call `train` and return how it ended. Raises no `Exception`; a `KeyboardInterrupt` passes.
 
-    `folder`: of the trial; a failure is the disk's where nothing can be written there, and `error`
-    is then an `OSError`. `not_of_trial`: classes of exceptions of the caller that say nothing about
-    the configuration. `target`: what it fails without.
+    `folder`: of the trial; a failure of its disk has no end, and `error` is then an `OSError`.
+    `not_of_trial`: classes of exceptions of the caller that say nothing about the configuration.
+    `target`: what it fails without.
     """
     try:
         outcome = train()
@@ -66,17 +64,8 @@ def run_trial(
             error, world.size
         ):
             return TrialResult(None, error=error)
-        disk_fault = isinstance(error, OSError) and error.errno in environment.DISK_FAULTS
-        if disk_fault and (folder is None or _names_disk_of(folder, error)):
-            return TrialResult(None, error=error)  # no end could be written either
-        if folder is not None and _is_passing_fault(error, folder):
-            # an end would remove the checkpoint, which may be intact
-            return TrialResult(None, error=error)
-        # Not everything that fails to write a file says so by its class.
-        if folder is not None and (why := environment.unwritable(folder)) is not None:
-            full = OSError(why)
-            full.__cause__ = error
-            return TrialResult(None, error=full)
+        if (fault := _fault_of_disk(error, folder)) is not None:
+            return TrialResult(None, error=fault)
         # Here what the training held is still there to measure.
         return TrialResult(end_of(error, world), error=error)
     status, reason = Status.OK if outcome.finished else Status.PRUNED, outcome.reason
@@ -85,27 +74,21 @@ def run_trial(
     return TrialResult(End(status, reason, outcome.seconds, outcome.steps, outcome.peak), outcome)
 
 
-def _is_passing_fault(error: Exception, folder: Path) -> bool:
-    """Return whether a disk failed at a file of the trial: the next attempt may succeed."""
-    if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
-        return False
-    path = Path(os.fsdecode(error.filename))
-    passing = error.errno in environment.PASSING_DISK_FAULTS and path.is_relative_to(folder)
-    return passing or path == folder / CHECKPOINT
+def _fault_of_disk(error: Exception, folder: Path) -> OSError | None:
+    """Return the fault of the disk of the trial's folder that an error is, or that it hides.
 
-
-def _names_disk_of(folder: Path, error: Exception) -> bool:
-    """Return whether an error's file is on the disk of the trial's folder, not a cache's.
-
-    False for an error that names no file: tunediff's name theirs; see `files.naming_file`.
+    No end could be written either; and one would remove the checkpoint, which may be intact.
     """
-    if not isinstance(error, OSError) or not isinstance(error.filename, str | bytes | os.PathLike):
-        return False
-    path = Path(os.fsdecode(error.filename)).absolute()
-    with contextlib.suppress(OSError):
-        nearest = next(parent for parent in (path, *path.parents) if parent.exists())
-        return nearest.stat().st_dev == folder.stat().st_dev
-    return True
+    failure = Failure.of(error)
+    if isinstance(error, OSError) and failure.path is not None:
+        path = Path(failure.path)
+        passing = error.errno in environment.PASSING_DISK_FAULTS and path.is_relative_to(folder)
+        full = environment.is_full(folder, failure.errno, failure.path)
+        return error if passing or full or path == folder / CHECKPOINT else None
+    # Not everything that fails to write a file says so by its class, or names the file
+    if (fault := environment.unwritable(folder)) is not None:
+        fault.__cause__ = error
+    return fault
 
 
 def end_of(error: BaseException, world: World | None = None) -> End:

@@ -8,11 +8,11 @@ torch nor Ray.
 from __future__ import annotations
 
 import abc
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from tunediff.core.errors import Failure
 from tunediff.core.listeners import Listener
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
@@ -21,15 +21,8 @@ from tunediff.tuning.resources import Pool
 from tunediff.tuning.trial_spec import TrialSpec
 
 
-@dataclasses.dataclass(frozen=True)
-class Lost:
-    """The processes of a job died, or nobody knows the job any more."""
-
-    reason: str
-
-
-Event = Point | End | Lost
-"""What a job reports; an `End` or `Lost` is the last."""
+Event = Point | End | Failure
+"""What a job reports; an `End` is the last, or the `Failure` of which its processes died."""
 
 
 Reported = dict[str, Any]

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tunediff.core import machine
-from tunediff.core.errors import RunError, TunediffError
+from tunediff.core.errors import Failure, RunError, TunediffError
 from tunediff.core.progress import EventLines
 from tunediff.core.template import Template, TemplateError, TemplateRun
 from tunediff.tuning.templates import kept
@@ -123,7 +123,7 @@ def _last_message(run: TemplateRun, lines: EventLines) -> _Returned | _Raised:
         else:
             last = message
     if last is None:
-        raise TemplateError("it has no result")
+        raise TemplateError(Failure("it has no result"))
     return last
 
 

@@ -18,11 +18,12 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol, TypeVar
 
+from tunediff.core.errors import Failure
 from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.template import TemplateError, TemplateRun
 from tunediff.core.trial_record import End
-from tunediff.tuning.backend import Event, Lost
+from tunediff.tuning.backend import Event
 from tunediff.tuning.templates import Templates
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -78,7 +79,7 @@ class Mailbox:
 
         def next_event() -> Event | None:
             if serial != self.serial:
-                return Lost("its slot was restarted")
+                return Failure("its slot was restarted")
             return self._events[cursor] if cursor < len(self._events) else None
 
         return self._wait(next_event)
@@ -90,11 +91,11 @@ class Mailbox:
                 self._go_on = max(self._go_on, index)
                 self._changed.notify_all()
 
-    def stop(self, reason: str) -> None:
+    def stop(self, why: str | Failure) -> None:
         """Kill the job."""
         with self._changed:
             if self.running:
-                self._events.append(Lost(reason))
+                self._events.append(Failure(why) if isinstance(why, str) else why)
                 self._changed.notify_all()
 
     def give_up(self) -> None:
@@ -136,7 +137,7 @@ class Mailbox:
             if serial in self._stopped:
                 return "stop"
             last = self._events[-1] if self._events else None
-            failed = isinstance(last, Lost) or (
+            failed = isinstance(last, Failure) or (
                 isinstance(last, End) and last.status in (Status.OOM, Status.ERROR)
             )
             if serial != self.serial or failed:  # the other ranks wait for one that failed
@@ -186,7 +187,7 @@ def train(
     try:
         templates.train(job, variables, lambda run, event: mailbox.post(serial, event), runs.append)
     except TemplateError as error:
-        mailbox.post(serial, Lost(str(error)))
+        mailbox.post(serial, error.failure)
     finally:
         over.set()
 

@@ -15,7 +15,6 @@ from tunediff import config as cfg
 from tunediff.analysis.outcome import failed
 from tunediff.config import Systems, Values
 from tunediff.core import trial_record as record
-from tunediff.core.environment import unwritable
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import TrialRecord
@@ -176,4 +175,5 @@ def writing_to(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoppedError(f"{folder} cannot be written: {unwritable(folder) or error}") from None
+        why = error.strerror or error
+        raise StoppedError(f"{folder} cannot be written: {why}") from error

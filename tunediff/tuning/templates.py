@@ -15,6 +15,7 @@ from typing import IO, NamedTuple
 from tunediff.config import ConfigError, code
 from tunediff.config.workload import is_users
 from tunediff.core import template_base
+from tunediff.core.errors import Failure
 from tunediff.core.template import Template, TemplateError, TemplateRun
 from tunediff.tuning.backend import Event
 from tunediff.tuning.trial_spec import TrialSpec
@@ -81,9 +82,8 @@ class Templates:
             template.ready(0.0)
         except TimeoutError:
             template.close()
-            raise TemplateError(
-                f"{workload}: is not imported after {self._import_limit_s:.0f} s"
-            ) from None
+            why = f"{workload}: is not imported after {self._import_limit_s:.0f} s"
+            raise TemplateError(Failure(why)) from None
         return template
 
     def train(

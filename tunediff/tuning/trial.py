@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import re
 import time
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 from tunediff.core import trial_record as record
-from tunediff.core.environment import DISK_FAULTS, unwritable
+from tunediff.core.environment import is_full
+from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
-from tunediff.tuning.backend import Lost, Reported, Slot
+from tunediff.tuning.backend import Reported, Slot
 from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -32,6 +31,8 @@ START_S = 600.0
 
 NOT_YET_S = 1e9
 """Seconds to a target that is not met yet: Ray's log warns of every infinite number."""
+OOM = "OutOfMemoryError"
+"""The class of torch's error, and of Ray's for a process that it ended for its memory."""
 SPEC = "spec"
 """Key of the `TrialSpec` in Tune's parameters of a trial, beside its drawn knobs."""
 
@@ -63,19 +64,20 @@ def run_trial_on_slot(
         ended = yield from _until_ended(slot, serial, deadline, spec, check)
 
         # ---- a lost node or a full disk: no end, the trial goes on later
-        if isinstance(ended, Lost) and (gone := slot.gone(place.nodes)) and lost + 1 < LOSSES:
-            journal.write("lost", nodes=gone, reason=short_reason(ended.reason))
-            return
-        if isinstance(ended, Lost) and (why := _disk_fault(ended, folder)) is not None:
-            # a disk too full for a checkpoint has room for a line
-            journal.write("unwritable", reason=why)
-            raise OSError(why)  # the trial has no end, and the search stops
+        if isinstance(ended, Failure):
+            if (gone := slot.gone(place.nodes)) and lost + 1 < LOSSES:
+                journal.write("lost", nodes=gone, reason=str(ended))
+                return
+            if is_full(folder, ended.errno, ended.path):
+                # a disk too full for a checkpoint has room for a line
+                journal.write("fault", kind="disk", **vars(ended))
+                raise ended.system_error  # the trial has no end, and the search stops
 
         # ---- an end: of the workers, who may have written it, or because they died too often
         end = ended if isinstance(ended, End) else _after_loss(ended, deaths)
         if (written := record.read_trial(folder)) is None or not written.finished:
             if end is None:
-                journal.write("died", reason=deaths[-1])
+                journal.write("fault", kind="process", **vars(ended))
                 continue
             Journal(folder).end_trial(end)
         return
@@ -83,13 +85,13 @@ def run_trial_on_slot(
 
 def _until_ended(
     slot: Slot, serial: str, deadline: float, spec: TrialSpec, check: Callable[[], bool]
-) -> Generator[Reported, None, End | Lost]:
+) -> Generator[Reported, None, End | Failure]:
     """Yield a job's points and return how it ended; `deadline`: monotonic seconds."""
     cursor, place = 0, spec.group.place
     while True:
         event = slot.event(serial, cursor)
         check()  # what has ended with the loop is no fault of the trial
-        if isinstance(event, End | Lost):  # also after the deadline
+        if isinstance(event, End | Failure):  # also after the deadline
             return event
 
         # ---- nothing happened for a while: are the workers and their nodes there?
@@ -97,7 +99,7 @@ def _until_ended(
             missing_s = slot.missing_s()
             if why := _unreachable(slot, place, missing_s):
                 slot.stop(why)
-                return Lost(why)
+                return Failure(why)
             if missing_s > 0:  # not the configuration's fault
                 # counts from the start of the workers
                 deadline = time.monotonic() + spec.deadline_s
@@ -124,23 +126,11 @@ def _unreachable(slot: Slot, place: Placement, missing_s: float) -> str:
     return f"its workers did not start within {START_S:.0f} s" if late else ""
 
 
-def _disk_fault(lost: Lost, folder: Path) -> str | None:
-    """Return the disk's error in the trial's folder of which its workers died, or None.
-
-    The full disk may be another one of their node, such as that of `/tmp`.
-    """
-    reason = short_reason(lost.reason)
-    why = next((os.strerror(code) for code in DISK_FAULTS if os.strerror(code) in reason), None)
-    # A disk that is too full for a checkpoint may have room for the probe.
-    is_ours = why is None or str(folder) in lost.reason or unwritable(folder) is not None
-    return why if is_ours else None
-
-
-def _after_loss(lost: Lost, deaths: list[str]) -> End | None:
+def _after_loss(lost: Failure, deaths: list[str]) -> End | None:
     """Return the end of a trial whose workers died; None: try again. Adds to `deaths`."""
-    deaths.append(reason := short_reason(lost.reason))
-    if "outofmemory" in reason.lower().replace(" ", ""):
-        return End(Status.OOM, reason)
+    deaths.append(str(lost))
+    if lost.error == OOM:
+        return End(Status.OOM, str(lost))
     # The first death may be the cause of the next ones.
     reasons = "; then: ".join(dict.fromkeys(deaths))
     died = End(Status.ERROR, f"the workers died {ATTEMPTS} times: {reasons}", process_died=True)
@@ -151,15 +141,3 @@ def reported(point: Point, objective: TrialSpec | SearchSpace) -> Reported:
     """Return a point for Tune: numbers, and the `objective`; `NOT_YET_S` before a target is met."""
     numbers = {name: value for name, value in point.flat.items() if isinstance(value, int | float)}
     return {**numbers, "objective": {TIME_TO_TARGET: NOT_YET_S, **numbers}[objective.metric]}
-
-
-def short_reason(reason: str) -> str:
-    """Return the informative line of a Ray error, with the next one after a colon."""
-    lines = [line.strip() for line in reason.splitlines() if line.strip()] or ["no reason given"]
-    telling = [
-        i
-        for i, line in enumerate(lines)
-        if "Error" in line or re.search("died|killed", line.lower())
-    ]
-    at = telling[-1] if telling else len(lines) - 1
-    return " ".join(lines[at : at + 1 + lines[at].endswith(":")])[:300]
