@@ -3,7 +3,9 @@
 import dataclasses
 import importlib
 import json
+import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -114,6 +116,16 @@ def test_the_content_and_not_the_place_makes_the_fingerprint(mine):
     assert cfg.fingerprint(cfg.baseline("mine.py")) != cfg.fingerprint(config)
     with pytest.raises(ConfigError, match="is of another workload already"):
         cfg.take_along(cfg.baseline("mine.py"), mine.parent / "search")
+
+
+def test_a_full_disk_is_no_fault_of_the_file(mine, in_this_process, monkeypatch, capsys):
+    """The disk is full when the first evaluation is written; a traceback of the user's code would be no help."""
+    monkeypatch.setattr(os, "fsync", os.fsync)  # put back at the end
+    fails = "    import os\n\n    def full(descriptor):\n        raise OSError(28, 'No space left on device')\n\n    os.fsync = full\n"
+    mine.write_text(PLAIN.replace("    net = trial.prepare(net)\n", fails + "    net = trial.prepare(net)\n"))
+    assert train.main(["--config", "mine.py", "--samples", "64", "--out", "out"]) == 1
+    said = capsys.readouterr().err
+    assert re.fullmatch(r"error: \S+/out/checkpoint\.pt: No space left on device\n", said)
 
 
 def test_train_takes_the_mended_file_after_a_first_try_that_failed(mine, in_this_process, capsys):

@@ -92,7 +92,7 @@ def _conclude(
 def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) -> NoReturn:
     """Raise why a training failed; write an `end` for status `nan` and `oom`.
 
-    Raises `TunediffError`, and any other error of a shipped workload as it is.
+    Raises `TunediffError`, `OSError` of the disk, and any error of a shipped workload as it is.
     """
     end, error = result.end, result.error
     if end is not None and end.status == Status.NAN:  # on all ranks alike
@@ -100,13 +100,11 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
             journal.end(end)
         raise record.NotFiniteError(end.reason)
     assert error is not None
-    if isinstance(error, ConfigError | WorkloadError):
+    of_disk = end is None and isinstance(error, OSError)  # whatever wrote to it
+    if of_disk or isinstance(error, ConfigError | WorkloadError):
         raise error
     failure: TunediffError
-    if end is None and isinstance(error, OSError):  # of the disk, whatever wrote to it
-        why = f"{code.system_message(error)}; the same command goes on once there is room"
-        failure = TunediffError(f"{journal.folder} cannot be written: {why}")
-    elif end is not None and end.status == Status.OOM:
+    if end is not None and end.status == Status.OOM:
         journal.end(end)
         failure = TunediffError(f"out of memory: {' '.join(end.reason.split())}")
     elif cfg.of(config).file is not None:

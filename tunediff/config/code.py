@@ -275,7 +275,7 @@ def described(error: BaseException, *roots: Path) -> str:
 
 def system_message(error: OSError) -> str:
     """Return the message about an error of the system: the file, and why."""
-    where = f"{truncate(str(error.filename), 60)}: " if error.filename is not None else ""
+    where = f"{truncate(str(error.filename), 160)}: " if error.filename is not None else ""
     return f"{where}{error.strerror or error}"
 
 

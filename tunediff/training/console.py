@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -75,4 +76,5 @@ class ConsoleRecorder(Recorder):
 
     def close(self) -> None:
         """Put all on disk."""
-        self._curves.close()
+        with contextlib.suppress(OSError):  # of a full disk, which the journal says with its file
+            self._curves.close()
