@@ -292,7 +292,8 @@ def stopped(one, process, why):
     """The search ended by itself and said why."""
     assert process.wait(WAIT_S) == 1
     last = one.log.rstrip().splitlines()[-2:]  # below Tune's tracebacks
-    assert last[0].startswith("error: ") and f"cannot be written: {why}" in last[0], one.log
+    assert last[0].startswith("error: "), one.log
+    assert f"cannot be written: {why}" in last[0], one.log
     assert last[1].startswith("resume: "), one.log
     assert all_gone(one.family) == []
 

@@ -20,7 +20,6 @@ from tunediff.search_space import SearchSpace
 from tunediff.tuning.resources import Pool
 from tunediff.tuning.trial_spec import TrialSpec
 
-
 Event = Point | End | Failure
 """What a job reports; an `End` is the last, or the `Failure` of which its processes died."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
 
 from tunediff.core import trial_record as record
 from tunediff.core.environment import is_full
