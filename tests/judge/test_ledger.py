@@ -9,9 +9,8 @@ import pytest
 
 from tests.judge.test_verify import RUN, WORDS, program  # noqa: F401
 from tunediff import ConfigError, compare
-from tunediff.analysis.online_fdr import level_of
 from tunediff.judge import ledger
-from tunediff.judge.ledger import FILE, RECHECK, Ledger
+from tunediff.judge.ledger import FILE, RECHECK, Ledger, level_of
 
 
 def compared(capsys, *words):

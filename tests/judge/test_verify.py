@@ -119,7 +119,7 @@ TAMPERED = {
     "name of a side": (lambda proof: edit(proof / "result.json", ('"b": "lr=2"', '"b": "lr=3"')), "b: lr=3 in result.json"),
     "comment's verdict": (lambda proof: edit(proof / "result.md", ("worse", "much better")), "does not begin with"),
     "comment's effect": (lambda proof: edit(proof / "result.md", (r"[\d.]+ \(", "1.002 (")), "does not follow"),
-    "comment's pair": (lambda proof: edit(proof / "result.md", (r"\| 2 +\| [\d.]+", "| 2 | 9.9")), "pair 2: 9.9,"),
+    "comment's pair": (lambda proof: edit(proof / "result.md", (r"\| 2 +\| [\d.]+", "| 2 | 9.9")), "pair 2 | 9.9"),
     "rules": (lambda proof: edit(proof / "experiment.yaml", ("level: 0.05", "level: 0.9")), "level: 0.9 is not allowed"),
     "journal of A as B's": (journal_copied, "by the journals"),
     "value": (lambda proof: edit(proof / "trials/t0001/journal.jsonl", (r'"loss": [\d.]+', '"loss": 0.5')), "by the journals"),

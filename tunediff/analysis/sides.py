@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tunediff import config as cfg
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.statistics import has_many_digits, quantile
-from tunediff.config import Values, recorded
+from tunediff.config import ConfigError, Values, recorded
 from tunediff.core import text
 from tunediff.core.clock import ClockSummary, Unit
 from tunediff.core.outcomes import Status
@@ -47,9 +47,13 @@ for a side is in all of its pairs, where a paired test takes it for a difference
 
 
 def content(folder: Path, name: str) -> Values:
-    """Return the content of a JSON file of the folder, such as `CODE`; {}: there is none."""
+    """Return the content of a JSON file of the folder, such as `CODE`; {}: there is none. Raises
+    `ConfigError` for one that is damaged."""
     file = folder / name
-    return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{file}: is damaged: {error}") from None
 
 
 def of_commands(folder: Path) -> bool:

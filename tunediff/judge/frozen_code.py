@@ -11,12 +11,12 @@ import dataclasses
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.analysis.sides import CODE
+from tunediff.analysis import sides
 from tunediff.command import definition, worktrees
 from tunediff.config import copies, recorded
 from tunediff.core.errors import ConfigError
@@ -36,10 +36,6 @@ PROOF = "proof.json"
 """File that marks the folder of a `compare --out`, which holds copies of code."""
 PROGRAM = (".py", ".sh", ".toml", ".yaml", ".yml")
 """Endings of files whose change is one of the program, not of what it has written."""
-MOST_FILES = 5_000
-"""Files of a command's folder at most that are read."""
-MOST_VISITED, MOST_BYTES = 20_000, 2**28
-"""Files among which Python files are looked for without git, and size of one that is read."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,27 +80,19 @@ def drawn_seed(digests: Sequence[str]) -> int:
     return FIRST_SEED + int.from_bytes(drawn[:8], "big") % SEEDS
 
 
-def write(folder: Path, sides: Sequence[SideCode], seed: int, drawn: bool) -> None:
+def write(folder: Path, codes: Sequence[SideCode], seed: int, drawn: bool) -> None:
     """Write what both sides are into the folder of a comparison."""
     content: dict[str, Any] = {"first_seed": seed, "drawn": drawn}
-    for side, code in zip(recorded.SIDES, sides, strict=True):
+    for side, code in zip(recorded.SIDES, codes, strict=True):
         content[side] = {**dataclasses.asdict(code), "digest": code.digest}
-    write_text(folder / CODE, json.dumps(content, indent=1) + "\n")
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """Return the content of a file. Raises `ConfigError` for one that is damaged."""
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise ConfigError(f"{file}: is damaged: {error}") from None
+    write_text(folder / sides.CODE, json.dumps(content, indent=1) + "\n")
 
 
 def write_searched(folder: Path) -> None:
     """Write what the command of a search runs in its working folder, into the search's folder."""
     files, left = _sources(working_folder(folder), results=folder.parent)
     content = {_SEARCHED: {"files": files, "working_copy": True, "not_counted": left}}
-    write_text(folder / CODE, json.dumps(content, indent=1) + "\n")
+    write_text(folder / sides.CODE, json.dumps(content, indent=1) + "\n")
 
 
 def check_unedited(folder: Path, force: bool) -> None:
@@ -119,17 +107,15 @@ def check_unedited(folder: Path, force: bool) -> None:
 
 def _edited(folder: Path) -> list[str]:
     """Return the files of working copies, see `PROGRAM`, that differ from those at the first run."""
-    file, names = folder / CODE, set[str]()
-    code = read_json(file) if file.is_file() else {}
+    names, code = set[str](), sides.content(folder, sides.CODE)
     for side in (*recorded.SIDES, _SEARCHED):
-        if not code.get(side, {}).get("working_copy"):
-            continue
-        runs_in = working_folder(folder if side == _SEARCHED else folder / side)
-        for name, digest in code[side]["files"].items():
+        frozen = code.get(side, {})
+        files = frozen["files"] if frozen.get("working_copy") else {}
+        for name, digest in files.items():
             place, _, inside = name.partition("/")
             if place != worktrees.SOURCE or not inside.endswith(PROGRAM):
                 continue
-            path = runs_in / inside
+            path = working_folder(folder if side == _SEARCHED else folder / side) / inside
             if not path.is_file() or sha256(path) != digest:
                 names.add(inside)
     return sorted(names)
@@ -161,31 +147,28 @@ def listed(folder: Path, results: Path) -> tuple[list[str], list[str]]:
         return git(folder, "ls-files", "-z", *options, where="git").decode().split("\0")[:-1]
 
     try:
-        tracked = names("--recurse-submodules")
+        found = names("--recurse-submodules")
         new = names("--others", "--exclude-standard")
         left = names("--others", "--ignored", "--exclude-standard", "--directory")
     except ConfigError:  # no repository
-        tracked = [path.relative_to(folder).as_posix() for path in _python_files(folder)]
-        new, left = [], ["all but Python files, without git"]
-    found = [name for name in tracked if (folder / name).is_file()]
-    for name in tracked:
-        if (path := folder / name).is_symlink() and path.is_dir():
-            inside = [one for one in sorted(path.rglob("*")) if one.suffix in PROGRAM]
-            found += [one.relative_to(folder).as_posix() for one in inside]
-        elif path.is_dir():  # another repository, which git names as a folder
+        found, new, left = _python_files(folder), [], ["all but Python files, without git"]
+    for name in [name for name in found if (folder / name).is_dir()]:
+        if (folder / name).is_symlink():
+            inside = sorted((folder / name).rglob("*"))
+            found += [one.relative_to(folder).as_posix() for one in inside if one.suffix in PROGRAM]
+        else:  # another repository, which git names as a folder
             left.append(f"{name}/")
     for name in new:
         hidden = any(part.startswith(".") for part in Path(name).parts)
         (left if hidden or not _is_regular(folder / name) else found).append(name)
-    results, folder = results.resolve(), folder.resolve()
-    skipped = ["ray_results/", ".tunediff/"]
-    skipped += [f"{results.relative_to(folder)}/"] if folder in results.parents else []
+    found = [name for name in found if (folder / name).is_file()]
     parents = {parent for name in found for parent in Path(name).parents} - {Path()}
-    skipped += [f"{one.as_posix()}/" for one in parents if (folder / one / PROOF).is_file()]
-    counted = sorted({name for name in found if not name.startswith((*skipped,))})
-    left = [name for name in left if not name.startswith((*skipped,)) and "__pycache__" not in name]
-    beyond = [f"{len(counted) - MOST_FILES} files more"] if len(counted) > MOST_FILES else []
-    return counted[:MOST_FILES], left + beyond
+    proofs = [one for one in parents if (folder / one / PROOF).is_file()]
+    if folder.resolve() in results.resolve().parents:
+        proofs.append(results.resolve().relative_to(folder.resolve()))
+    skipped = ("ray_results/", ".tunediff/", *(f"{one.as_posix()}/" for one in proofs))
+    left = [name for name in left if not name.startswith(skipped) and "__pycache__" not in name]
+    return sorted({name for name in found if not name.startswith(skipped)}), left
 
 
 def _sources(runs_in: Path, results: Path) -> tuple[dict[str, str], list[str]]:
@@ -195,23 +178,18 @@ def _sources(runs_in: Path, results: Path) -> tuple[dict[str, str], list[str]]:
     return {f"{worktrees.SOURCE}/{name}": sha256(runs_in / name) for name in names}, left
 
 
-def _python_files(folder: Path) -> Iterator[Path]:
-    """Yield the Python files below a folder, of which there may be far too many others."""
-    visited = 0
+def _python_files(folder: Path) -> list[str]:
+    """Return the Python files below a folder, of which there may be far too many others."""
+    found = list[str]()
     for root, folders, names in os.walk(folder):
-        folders[:] = sorted(
-            name for name in folders if name[0] not in "._" and name != "ray_results"
-        )
-        visited += len(names)
-        if visited > MOST_VISITED:
-            return
-        yield from (Path(root) / name for name in names if name.endswith(".py"))
+        folders[:] = [name for name in folders if name[0] not in "._" and name != "ray_results"]
+        paths = (Path(root, name) for name in names if name.endswith(".py"))
+        found += [path.relative_to(folder).as_posix() for path in paths]
+    return found
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex digits; of a very large one, data say, its size."""
-    if (size := path.stat().st_size) > MOST_BYTES:
-        return f"{size} bytes"
+    """Return the SHA-256 of a file, in hex digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -31,14 +31,11 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment import model
 from tunediff.judge import frozen_code, locked_judge, proof
 from tunediff.report.pair_summary import measured
-from tunediff.report.words import EFFECTS
+from tunediff.report.words import interval, rounded
 from tunediff.tuning import at_once
 
 TOLERANCE = 1e-9
 """Relative difference of a number on another machine that is rounding."""
-_EFFECT = re.compile(r"(\S+) \((\S+) … (\S+)\)")
-_PAIR = re.compile(r"^\| *(\d+) *\| *(\S+) *\| *(\S+) *\|", re.MULTILINE)
-"""What `result.md` says of the difference, and of a pair: its number, A's value and B's."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +73,7 @@ def check(folder: Path) -> CheckedFolder:
                 f"{folder}: has no {name}; allowed: what tunediff compare --out has written"
             )
     said, result, code = (
-        frozen_code.read_json(folder / name) for name in (proof.FILE, proof.RESULT, sides.CODE)
+        sides.content(folder, name) for name in (proof.FILE, proof.RESULT, sides.CODE)
     )
     comparison = Comparison.read(folder)
     cfg.check_format(said.get("format"), f"{folder / proof.FILE}: format")
@@ -94,7 +91,7 @@ def check(folder: Path) -> CheckedFolder:
         *_other_files(folder, files),
         *_other_rules(comparison),
         *_other_numbers(computed, result),
-        *_other_comment(folder / proof.COMMENT, comparison, computed),
+        *_other_comment(folder / proof.COMMENT, comparison),
         *_other_code(folder, code, large),
         *_other_runs(comparison, code),
         *_other_judges(comparison),
@@ -149,35 +146,32 @@ def _equal(one: Any, other: Any) -> bool:
     return bool(one == other)
 
 
-def _other_comment(
-    file: Path, comparison: Comparison, computed: Mapping[str, Any]
-) -> Iterator[str]:
+def _other_comment(file: Path, comparison: Comparison) -> Iterator[str]:
     """Yield what the text for a pull request says otherwise: verdict, difference, pairs."""
-    text = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
-    verdict = f"**tunediff: {computed['verdict']}.**"
-    if not text.startswith(verdict):
+    text = re.sub(" +", " ", file.read_text("utf-8", "replace") if file.is_file() else "")
+    first, test = text.partition("\n")[0], comparison.analysis
+    verdict, effect = (
+        f"**tunediff: {comparison.verdict}.**",
+        interval(test.differences[0], test.ratios),
+    )
+    if not first.startswith(verdict):
         yield f"{file.name}: does not begin with {verdict}"
-    effect = [computed[name] for name in EFFECTS if computed[name] is not None]
-    shown = _EFFECT.search(text.partition("\n")[0])
-    if shown and len(effect) == 3 and not all(map(_shows, shown.groups(), effect)):
-        yield f"{file.name}: {shown[0]}, which does not follow from the journals"
-    values = dict(enumerate(comparison.values.T.tolist(), 1))
-    for number, *words in _PAIR.findall(text):
-        row = values.pop(int(number), [])
-        if not row or not all(_shows(*one) for one in zip(words, row, strict=True)):
-            yield f"{file.name}: pair {number}: {', '.join(words)} by the table, {row} by the journals"
-    yield from (f"{file.name}: pair {number} is missing" for number in values)
-
-
-def _shows(word: str, value: float) -> bool:
-    """Return whether a rounded number is that of a value; a run without one shows its status."""
-    try:
-        number = float(word.replace("−", "-").replace(",", ""))
-    except ValueError:
-        return not math.isfinite(value)
-    decimals = 0 if "e" in word else len(word.partition(".")[2])
-    last_digit = 0.51 * 10.0**-decimals if "e" not in word else 0.0
-    return math.isclose(number, value, rel_tol=0.006, abs_tol=last_digit)
+    for shown in re.findall(r"\S+ \(\S+ … \S+\)", first):
+        if shown != effect:
+            yield f"{file.name}: {shown}, which does not follow from the journals"
+    # A run without a value shows how it ended
+    rows = [
+        [
+            rounded(value) or str((run and run.status) or "")
+            for run, value in zip(*pair, strict=True)
+        ]
+        for pair in zip(comparison.rounds, comparison.values.T.tolist(), strict=True)
+    ]
+    found = re.findall(r"^\| (\d+ \| \S* ?\| \S* ?)\|", text, re.MULTILINE)
+    expected = [f"{number} | {a} | {b} " for number, (a, b) in enumerate(rows, 1)]
+    for row in dict.fromkeys([*found, *expected]):
+        if (row in found) != (row in expected):
+            yield f"{file.name}: pair {row}does not follow from the journals"
 
 
 def _other_code(folder: Path, code: Mapping[str, Any], large: Mapping[str, Any]) -> Iterator[str]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tunediff.analysis.online_fdr import ZETA, level_of
+from tunediff.judge.ledger import ZETA, level_of
 
 
 def test_levels_are_those_of_the_formula():
