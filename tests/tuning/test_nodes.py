@@ -10,8 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers import tiny
-from tunediff import config as cfg
 from tunediff import search
 from tunediff.config import ConfigError
 from tunediff.ray_backend import backend, cluster, connection, tuner
@@ -83,15 +81,6 @@ def test_node_without_the_packages_of_the_head_is_refused(monkeypatch, tmp_path,
         connection._of_cluster(tmp_path, share, [], evaluates=True)
     assert str(refused.value).startswith(f"--address: node 10.0.0.2: {said} is not allowed; allowed: nodes with all")
     assert f", and torch {torch.__version__.partition('+')[0]} as here" in str(refused.value)
-
-
-def test_data_that_a_node_lacks_is_refused_with_its_name(monkeypatch, tmp_path):
-    nodes = [Machine(2, 0, "10.0.0.1", "a"), Machine(2, 0, "10.0.0.2", "b")]
-    answers(monkeypatch, {})
-    cluster.check_files(cfg.to_dict(tiny()), True, nodes)
-    lacks = cfg.to_dict(tiny(data__name="images", data__path=str(tmp_path / "nowhere")))
-    with pytest.raises(ConfigError, match=r"node 10.0.0.1: .*nowhere.*; node 10.0.0.2: .*nowhere"):
-        cluster.check_files(lacks, True, nodes)
 
 
 def test_trials_run_on_the_nodes_of_the_start_that_are_left(nodes, clock):

@@ -86,8 +86,6 @@ ONE, TWO = WorkerGroupSpec(1), WorkerGroupSpec(2)
     ids=["ended", "out of memory", "killed", "stopped early", "given up while it trains", "needs other devices"],
 )  # fmt: skip
 def test_next_job_runs_in_the_group_of_the_last_one_unless_it_needs_others(ray, actor, event, go_on, spec, groups):
-    actor.warm(ONE, "digits")
-    actor.warm(ONE, "digits")
     serial = actor.start(job())
     actor.post(serial, event)
     if go_on:

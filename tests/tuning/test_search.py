@@ -158,7 +158,7 @@ def test_faults_become_statuses_kills_lose_nothing_and_finalists_run_again(searc
     finalist = summary.get("finalist", summary["best_configuration"])  # it wins, or the noise is too large
     assert (finalist, "confirmed_value" in summary) == ("lr=0.01", True)
     assert not list(one.folder.glob("trials/*/checkpoint.pt"))
-    assert list(one.folder.glob("tune/*/t0005_*fault=waits*"))  # Tune's others may be lost with what was killed
+    assert list(one.folder.glob("tune/*/t0005*"))  # Tune's others may be lost with what was killed
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import Any
 
 import ray
 
-from tunediff.config import Systems
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.files import plain
@@ -22,7 +21,7 @@ from tunediff.tuning.backend import Backend, Reported
 from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 from tunediff.tuning.templates import SharedTemplates
 from tunediff.tuning.trial import run_trial_on_slot
-from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
+from tunediff.tuning.trial_spec import TrialSpec
 
 
 class RayDashboardReporter(Listener):
@@ -88,14 +87,12 @@ class RayDashboardReporter(Listener):
 
 IDLE_S = 5.0
 """Seconds for which workers without a job keep their devices where other slots may need them."""
-WARM_S = 60.0
-"""The same for workers that were started before the first job."""
 WIDTH = 200
 """Characters of a task's name on the dashboard."""
 
 
 class RayBackend(Backend):
-    """The slots of a session, as many actors as trials have run at once; a `Backend`."""
+    """The slots of a session, as many actors as trials have run at once."""
 
     def __init__(
         self, folder: Path, share: ResourcePartition, of_cluster: bool = False,
@@ -118,30 +115,17 @@ class RayBackend(Backend):
         # slots or nodes that may need the devices of an idle slot
         self._others = share.slots > 1 or of_cluster
 
-    def warm(self, config: Systems) -> None:
-        """Start the first trials' workers, which train this configuration, beside Tune."""
-        size, allocations = config.parallel.workers, []
-        while (allocation := self.devices.take(size, waits=False)) is not None:
-            allocations.append(allocation)
-            spec = WorkerGroupSpec(size, allocation.place)
-            self._actors[allocation.slot].warm.remote(spec, config.schema.workload)
-        for allocation in allocations:
-            self.devices.give(allocation.slot)
-            self._release(allocation.slot, "", WARM_S)
-
     def run(self, spec: TrialSpec, check: Callable[[], bool]) -> Iterator[Reported]:
         """Run a trial on its slot; see `Backend.run`."""
         yield from run_trial_on_slot(spec, RaySlot(spec.actor), check)
 
     def release(self, spec: TrialSpec) -> None:
         """End what is left of a trial that is over, and later give its devices to other slots."""
-        self._release(spec.slot, spec.name, IDLE_S)
-
-    def _release(self, slot: int, trial: str, idle_s: float) -> None:
-        self._actors[slot].release.remote(trial, idle_s if self._others else None)
+        idle_s = IDLE_S if self._others else None
+        self._actors[spec.slot].release.remote(spec.name, idle_s)
 
     def say_through(self, say: Callable[[str], None]) -> None:
-        """Call `say` with the notes on the machines now, and later with what changes."""
+        """Call `say` with what changes on the machines."""
         self.devices.say = say
 
     def show(self, slot: int, line: str) -> None:

@@ -18,8 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 import tunediff
-from tunediff import config as cfg
-from tunediff.config import ConfigError, Lines
+from tunediff.config import ConfigError
 from tunediff.core.environment import RAY_BEFORE
 from tunediff.ray_backend import _RAY_ENVIRONMENT
 from tunediff.tuning.resources import Machine
@@ -176,15 +175,6 @@ def check_packages(machines: Iterable[Machine]) -> None:
         raise ConfigError(f"--address: {listed} is not allowed; allowed: {allowed}")
 
 
-def check_files(config: Lines, evaluates: bool, machines: Iterable[Machine]) -> None:
-    """Check that each node has a trial's data and weights. Raises `ConfigError`."""
-    answers = _on_each(machines, _check_files, config, evaluates)
-    if lacking := {machine: answer for machine, answer in answers.items() if answer != ""}:
-        raise ConfigError(
-            "; ".join(f"node {machine.name}: {answer}" for machine, answer in lacking.items())
-        )
-
-
 def _on_each(
     machines: Iterable[Machine], function: Callable[..., str], *args: Any
 ) -> dict[Machine, str]:
@@ -225,13 +215,3 @@ def _import_packages() -> str:
 def _torch_version() -> str:
     """Return the version of torch, without its build: a node without a GPU may have another one."""
     return f"torch {importlib.metadata.version('torch').partition('+')[0]}"
-
-
-def _check_files(plain: Lines, evaluates: bool) -> str:
-    try:
-        config = cfg.from_dict(plain, "baseline")
-        if (check := cfg.of(config).get_hook("check_files")) is not None:
-            check(config.knobs, evaluates)
-    except ConfigError as error:
-        return str(error)
-    return ""

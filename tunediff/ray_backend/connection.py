@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems
 from tunediff.core import text
 from tunediff.core.errors import FAILED
@@ -43,8 +42,6 @@ from tunediff.tuning.templates import Templates
 if TYPE_CHECKING:
     from tunediff.ray_backend.backend import RayBackend
 
-KEEP = "TUNEDIFF_KEEP_RAY"
-"""Set in the environment, Ray's own logs stay after a search that ended in order."""
 START_S = 120.0
 """Seconds for Ray's processes to start; Ray's 30 s are too few on busy cores."""
 _TOKEN, _TOKEN_FILE, _MODE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"
@@ -173,21 +170,6 @@ def _session_of(context: Any) -> str | None:
     return folder
 
 
-def remove_session(context: Any) -> None:
-    """Delete the logs and sockets of `ray.init`'s cluster, unless `KEEP` is set.
-
-    Ray never deletes it, and refuses work once its disk is 95 % full.
-    """
-    folder = _session_of(context)
-    if folder is None or os.environ.get(KEEP):
-        return
-    session = Path(folder)
-    shutil.rmtree(session, ignore_errors=True)
-    for link in session.parent.glob("*"):  # such as session_latest
-        if link.is_symlink() and Path(os.readlink(link)).is_relative_to(session):
-            link.unlink(missing_ok=True)
-
-
 def _asks_for_token() -> bool:
     return os.environ.get(_MODE, "token").lower() == "token"
 
@@ -209,7 +191,8 @@ def cluster(address: str | None) -> Iterator[Any]:
     ):
         started(context)
         yield context
-    remove_session(context)
+    # Ray never deletes its logs and sockets, and refuses work once its disk is 95 % full
+    shutil.rmtree(_session_of(context) or "", ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -268,22 +251,17 @@ def _ray_options(address: str | None) -> dict[str, Any]:
 
 
 def _of_cluster(
-    folder: Path,
-    share: Callable[..., resources.ResourcePartition],
-    configs: Sequence[Systems],
-    evaluates: bool,
+    folder: Path, share: Callable[..., resources.ResourcePartition]
 ) -> resources.ResourcePartition:
     """Return the partition of the cluster that Ray is connected to.
 
-    Raises `ConfigError` without room, or if a node lacks the folder, packages, data or weights.
+    Raises `ConfigError` without room, or if a node lacks the folder or packages.
     """
     from tunediff.ray_backend import cluster as ray_cluster
 
     partition = share(*ray_cluster.nodes())
     ray_cluster.check_packages(partition.machines)
     ray_cluster.check_shared(folder, partition.machines)
-    for config in configs:
-        ray_cluster.check_files(cfg.to_dict(config), evaluates, partition.machines)
     return partition
 
 
@@ -301,7 +279,7 @@ def workers(
     """Yield Ray's backend for what runs in `folder`.
 
     `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines;
-    `warm`: what the first trials train, if their workers may start now; every node of a cluster
+    `warm`: what the first trials train, whose template is prepared at once; every node of a cluster
     checks the files of `configs`; `templates`: which the workers of this machine use, prepared
     while Ray starts. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and
     `ConfigError` before anything starts.
@@ -320,11 +298,8 @@ def workers(
         with contextlib.ExitStack() as stack:
             watched = ray_cluster.raylet_watched if address is None else ray_cluster.head_watched
             stack.enter_context(watched(functools.partial(_headless, folder, address)))
-            partition = local_partition or _of_cluster(folder, share, configs, evaluates)
-            opened = backend.RayBackend(folder, partition, local_partition is None, shared)
-            if warm is not None:
-                opened.warm(warm)
-            yield opened
+            partition = local_partition or _of_cluster(folder, share)
+            yield backend.RayBackend(folder, partition, local_partition is None, shared)
 
 
 @contextlib.contextmanager

@@ -218,12 +218,6 @@ class SlotActor(Mailbox):
         print(line, file=sys.stderr, flush=True)  # the log that the actor's page opens with
 
     # ---- for the search
-    def warm(self, spec: WorkerGroupSpec, workload: str) -> None:
-        """Start a group before there is a job of this workload for it."""
-        with self._turn:
-            if self._group is None:
-                self._start_group(spec, workload)
-
     def release(self, trial: str, idle_s: float | None) -> None:
         """End what is left of a trial that is over, such as one that was stopped early.
 

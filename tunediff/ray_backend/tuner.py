@@ -141,14 +141,5 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
 
 
 def trial_name(trial: Any) -> str:
-    """Return a trial's name for Ray's pages and folders: t0007_batch_size=256,amp=bf16."""
-    knobs = [
-        (
-            f"{name.rpartition('.')[2]}={value:.3g}"
-            if isinstance(value, float)
-            else f"{name.rpartition('.')[2]}={value}"
-        )
-        for name, value in trial.config[SPEC].drawn.items()
-    ]
-    words = "_".join([trial.config[SPEC].name, ",".join(knobs)])
-    return "".join(c if c.isascii() and (c.isalnum() or c in "_=,.-") else "-" for c in words)[:100]
+    """Return a trial's name for Ray's folders."""
+    return str(trial.config[SPEC].name)
