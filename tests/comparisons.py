@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tunediff import compare
 from tunediff import config as cfg
-from tunediff.api import compare_sides
+from tunediff.api import sides
 from tunediff.core.journal import Journal
 from tunediff.experiment.model import Experiment, Limit, SequentialTest
 
@@ -18,7 +18,7 @@ def made(values, a="digits", b=("digits", "loader.batch_size=64"), statuses=(), 
     folder = folder.absolute()
     a, b = ([side] if isinstance(side, str) else list(side) for side in (a, b))
     for place, (side, given) in enumerate(zip("AB", (a, b), strict=True)):
-        config = cfg.take_along(compare_sides.side_of(given, folder), folder / side)
+        config = cfg.take_along(sides.side_of(given, folder), folder / side)
         (folder / side).mkdir(parents=True, exist_ok=True)
         (folder / side / "config.yaml").write_text(cfg.dump(config, folder=folder / side))
         metric = cfg.of(config).objective.name

@@ -124,11 +124,11 @@ def probe_says(monkeypatch):
 @pytest.fixture
 def instead_of_trials(monkeypatch):
     """Puts a function in the place of what starts Ray and trains, in a search or a comparison."""
-    from tunediff.api import compare_run, search_run
+    from tunediff.api import run
 
     def put(function):
-        for module in (search_run, compare_run):
-            monkeypatch.setattr(module, "_run", function)
+        for name in ("_search", "_compare"):
+            monkeypatch.setattr(run, name, function)
 
     return put
 

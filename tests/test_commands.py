@@ -27,7 +27,7 @@ from tests.users import plain
 from tunediff import Trial, analysis, export, search, search_space, train
 from tunediff import config as cfg
 from tunediff.api import search_setup, train_run
-from tunediff.api.search_setup import SearchOptions
+from tunediff.api.options import SearchOptions
 from tunediff.api.train_run import TrainOptions
 from tunediff.core import environment
 from tunediff.core import trial_record as record

@@ -22,7 +22,7 @@ PACKAGES = (
 KERNEL = {"core", "config", "experiment", "search_space", "analysis", "distributed", "data", "training", "tuning"}
 """What trains, decides and starts runs; the other packages stand on it, and it finds them by name at most."""
 UPWARD = {
-    "tunediff.api.search_results -> export",
+    "tunediff.api.search -> export",
     "tunediff.report.__main__ -> cli",
     "tunediff.ray_backend.cluster -> ",
 }

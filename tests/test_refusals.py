@@ -50,15 +50,15 @@ search ok.yaml data.name=images data.path=nowhere     | data.path: '{here}/nowhe
 search ok.yaml --loader.batch_size 64                 | command line: unrecognized arguments: --loader.batch_size 64
 search ok.yaml --trails 3                             | command line: unrecognized arguments: --trails 3; did you mean --trials?
 search misspelt.yaml                                  | misspelt.yaml: serach: no such key; did you mean search
-search ok.yaml --trials 1.5                           | command line: --trials: '1.5'
-search ok.yaml --trials 0                             | --trials: 0
+search ok.yaml --trials 1.5                           | --trials: '1.5'
+search ok.yaml --trials 0                             | --trials: '0'
 search ok.yaml --trials 10000000                      | command line: 10,000,000 trials
 search ok.yaml --budget 1000000000h                   | command line:
 search ok.yaml --budget 20                            | --budget: '20'
-search ok.yaml --seed -1                              | --seed: -1
-search ok.yaml --seed 4294967296                      | --seed: 4294967296
-search ok.yaml --confirm 21                           | --confirm: 21
-search ok.yaml --track nobody                         | command line: --track: 'nobody'
+search ok.yaml --seed -1                              | --seed: '-1'
+search ok.yaml --seed 4294967296                      | --seed: '4294967296'
+search ok.yaml --confirm 21                           | --confirm: '21'
+search ok.yaml --track nobody                         | --track: 'nobody'
 search ok.yaml --name ../x                            | --name: '../x'
 search ok.yaml --name taken --storage .               | --name: 'taken'
 search ok.yaml --storage text --name x                | --storage: {here}/text/x
@@ -74,7 +74,7 @@ search --resume gone                                  | gone:
 search --resume gone --seed 3                         | --resume:
 search --resume taken --storage . --total 59s         | --total: '59s'
 search --resume night --trials 2                      | --trials: 2
-search --resume night --confirm 21                    | --confirm: 21
+search --resume night --confirm 21                    | --confirm: '21'
 train                                                 | command line: the following arguments are required: --config
 train --config gone.yaml                              | gone.yaml:
 train --config digit                                  | digit: no such file, and no baseline of that name; did you mean digits
@@ -120,11 +120,11 @@ compare digits seed=99 --pairs 2                      | --pairs: 2
 compare digits seed=99 --pairs 101                    | --pairs: 101
 compare digits seed=99 --budget ''                    | --budget: ''
 compare digits seed=99 --budget 100h                  | --budget: '360000s'
-compare digits seed=99 --budget 100h --force --within 2 | --within: '2'
+compare digits seed=99 --budget 100h --force --within 2 | --within: '2.0'
 compare digits seed=99 --within small             | --within: 'small'
 compare digits seed=99 --within inf%              | --within: 'inf%'
 compare digits_classifier seed=99 --within 2%     | --within: '2%'
-compare digits seed=99 --compile yes                  | command line: --compile: 'yes'
+compare digits seed=99 --compile yes                  | --compile: 'yes'
 compare digits seed=99 --name .x                      | --name: '.x'
 compare digits seed=99 --comment text/x               | --comment: text/x
 compare --run 'python x.py {lr} {seed}' lr=1 rate=2 --objective loss | command line: rate: the command does not name it

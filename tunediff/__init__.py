@@ -25,7 +25,7 @@ from tunediff.core.point import Quantity
 
 if TYPE_CHECKING:
     from tunediff.api.ask_tell import AskedTrial, AskTellStudy, open_study
-    from tunediff.api.comparison import PairedComparison, run_comparison
+    from tunediff.api.compare import PairedComparison, run_comparison
     from tunediff.api.profile_run import ProfileResult
     from tunediff.api.search import Search, open_search, run_search
     from tunediff.api.training import Training, load_model, run_profile, run_training
@@ -45,7 +45,7 @@ _LAZY = {
     "training.trial": ["Trial"],
     "api.ask_tell": ["AskTellStudy", "AskedTrial", "open_study"],
     "api.search": ["Search", "open_search", "run_search"],
-    "api.comparison": ["PairedComparison", "run_comparison"],
+    "api.compare": ["PairedComparison", "run_comparison"],
     "api.training": ["Training", "load_model", "run_profile", "run_training"],
     "api.profile_run": ["ProfileResult"],
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import difflib
 import errno
 import functools
@@ -33,7 +32,15 @@ from tunediff.core.errors import (
     TunediffError,
     message_of,
 )
-from tunediff.core.options import REQUIRED, STORAGE_HELP, JsonOptions, Options, flag_of, type_of
+from tunediff.core.options import (
+    JSON_HELP,
+    STORAGE_HELP,
+    Options,
+    Section,
+    about_of,
+    choices_of,
+    flag_of,
+)
 
 __all__ = ["BAD_INPUT", "FAILED", "INTERRUPTED", "NO_SUCCESS", "OK"]
 
@@ -212,33 +219,32 @@ def parser(module: str, description: str) -> argparse.ArgumentParser:
 def parse(parser: argparse.ArgumentParser, kind: type[O], argv: Sequence[str] | None) -> O:
     """Parse a command line into options, whose `words` may stand before and after the others."""
     add_options(parser, kind)
-    return kind(**vars(parser.parse_intermixed_args(argv)))
+    values = vars(parser.parse_intermixed_args(argv))
+    repeated = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    return kind(**values | repeated)
 
 
-def add_options(parser: argparse.ArgumentParser, options: type[Options]) -> None:
-    """Add the fields of a dataclass to a command line."""
-    for field in dataclasses.fields(options):
-        details: dict[str, Any] = {"help": field.metadata["help"].replace("%", "%%")}
-        if "metavar" in field.metadata:
-            details["metavar"] = field.metadata["metavar"]
-        if field.name == "words":
+def add_options(parser: argparse.ArgumentParser, options: type[Section]) -> None:
+    """Add the fields of a model to a command line; the model converts and refuses their values."""
+    for name, field in options.model_fields.items():
+        if field.description is None:
+            continue
+        about, choices = about_of(field), choices_of(field.annotation)
+        details: dict[str, Any] = {"help": field.description.replace("%", "%%")}
+        if choices or "metavar" in about:
+            details["metavar"] = about.get("metavar", f"{{{','.join(choices)}}}")
+        if name == "words":
             parser.add_argument("words", nargs="*", **details)
             continue
-        flags = [*([field.metadata["short"]] if "short" in field.metadata else []), flag_of(field)]
-        required, kind = field.default is REQUIRED, type_of(field)
-        if kind is bool:
+        if field.annotation is bool:
             details["action"] = "store_false" if field.default else "store_true"
             details["help"] = "do not " * bool(field.default) + details["help"]
         else:
-            details |= {
-                "type": kind,
-                "choices": field.metadata.get("choices"),
-                "required": required,
-            }
-        default = None if required else field.default
-        if field.metadata.get("repeated"):
-            details["action"], default = "append", []
-        parser.add_argument(*flags, dest=field.name, default=default, **details)
+            details |= {"required": field.is_required()}
+        if about.get("repeated"):
+            details["action"] = "append"
+        flags = [*([about["short"]] if "short" in about else []), flag_of(name, field)]
+        parser.add_argument(*flags, dest=name, default=argparse.SUPPRESS, **details)
 
 
 def add_storage(parser: argparse.ArgumentParser) -> None:
@@ -248,4 +254,4 @@ def add_storage(parser: argparse.ArgumentParser) -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Add the option --json."""
-    add_options(parser, JsonOptions)
+    parser.add_argument("--json", action="store_true", help=JSON_HELP)

@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.result is None:
         serve(args.storage).run("stdio")
         return cli.OK
-    from tunediff.api.comparison import PairedComparison
+    from tunediff.api.compare import PairedComparison
     from tunediff.api.search import Search
 
     kind = Search if is_search(args.result) else PairedComparison

@@ -8,7 +8,6 @@ parallel.workers > 1 it measures one worker with its part of the batch.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -20,7 +19,6 @@ from tunediff.core.options import PrintingOptions
 from tunediff.core.progress import EventLines
 
 
-@dataclasses.dataclass(kw_only=True)
 class ProfileCommandOptions(PrintingOptions, ProfileOptions):
     """The options of the command."""
 
@@ -31,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = cli.parse(cli.parser("profile", __doc__ or ""), ProfileCommandOptions, argv)
     command = text.original_command("profile", argv)
     result = profile_run.run(options, command, EventLines.of(options))
-    if options.json:
+    if options.as_json:
         cli.print_json(result.json())
         return cli.OK
     print(result.text(), end="\n\n")

@@ -3,14 +3,14 @@ tunediff.search`."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import sys
 from collections.abc import Sequence
 
-from tunediff import cli
-from tunediff.api import search_run, search_setup
-from tunediff.api.search_setup import SearchOptions
+from tunediff import analysis, cli
+from tunediff.analysis import evidence
+from tunediff.api import run, search_setup
+from tunediff.api.options import SearchOptions
 from tunediff.config import ConfigError
 from tunediff.core.options import PrintingOptions, option
 from tunediff.core.progress import EventLines
@@ -19,7 +19,6 @@ from tunediff.core.signals import terminable
 from tunediff.report import plan
 
 
-@dataclasses.dataclass(kw_only=True)
 class SearchCommandOptions(PrintingOptions, SearchOptions):
     """The options of the command."""
 
@@ -53,22 +52,22 @@ def main(argv: Sequence[str] | None = None) -> int:
             check_creatable("--storage", request.folder)
         say = functools.partial(lines.aside.say, timed=False)
         planned = search_setup.measured_plan(request, options, say)
-        cli.print_json(planned) if options.json else print("\n".join(plan.lines(planned)))
+        cli.print_json(planned) if options.as_json else print("\n".join(plan.lines(planned)))
         plan.check(planned, options.force)
         return cli.OK
-    command_time = search_run.run(request, options, lines)
+    command_time = run.search(request, options, lines)
     from tunediff.report import summary  # imports matplotlib, which no search waits for
     from tunediff.report.html import PAGE
 
-    evidence = search_run.read(request.folder)
+    found = evidence.read(analysis.read(request.folder))
     command_time.charge()
-    if options.json:
-        cli.print_json(summary.as_json(evidence))
+    if options.as_json:
+        cli.print_json(summary.as_json(found))
     else:
-        print("\n".join(summary.lines(evidence)))
+        print("\n".join(summary.lines(found)))
     if options.open:
         cli.open_in_browser(request.folder / PAGE)
-    return cli.OK if evidence.results.leader is not None else cli.NO_SUCCESS
+    return cli.OK if found.results.leader is not None else cli.NO_SUCCESS
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ TensorBoard curves lie in the folder of the run.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,6 @@ from tunediff.core.options import PrintingOptions
 from tunediff.core.progress import EventLines
 
 
-@dataclasses.dataclass(kw_only=True)
 class TrainCommandOptions(PrintingOptions, TrainOptions):
     """The options of the command."""
 
@@ -46,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if main_rank:
         result = train_run.result(request.folder)
         facts = {key: result[key] for key in result if key not in ("metric", "objective", "value")}
-        cli.result({result["metric"]: result["value"], **facts}, options.json, result)
+        cli.result({result["metric"]: result["value"], **facts}, options.as_json, result)
     return cli.OK
 
 

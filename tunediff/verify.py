@@ -6,7 +6,6 @@ result, the digest of each file and the seeds are computed again.
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +19,10 @@ from tunediff.judge import verification
 from tunediff.report.words import EFFECTS, plain
 
 
-@dataclasses.dataclass(kw_only=True)
 class VerifyOptions(JsonOptions):
     """What is checked."""
 
-    words: Sequence[str] = words_option("folders that compare --out has written", "FOLDER")
+    words: tuple[str, ...] = words_option("folders that compare --out has written", "FOLDER")
 
 
 @cli.guarded
@@ -42,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         started = tuple(run.started for run in checked.comparison.runs)
         if (first := seen.setdefault(started, checked.folder)) is not checked.folder:
             checked.notes.append(f"has the runs of {first}: both are one result")
-    if options.json:
+    if options.as_json:
         cli.print_json({"folders": [checked.values for checked in folders]})
     else:
         for checked in folders:

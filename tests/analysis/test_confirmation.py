@@ -11,7 +11,7 @@ import pytest
 from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
 from tunediff.analysis import confirming_runs, evaluating, evidence, statistics
-from tunediff.api import search_run, search_setup
+from tunediff.api import search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Verdict
@@ -162,7 +162,7 @@ def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):
     assert sessions.all_spent_s(found.folder) == 160
     assert not confirming.has_time(found, folder, wanted)
     assert not confirming.pending(found.folder, found.space), "nothing is left to be done"
-    assert search_run.read(found.folder).confirmation is None, "without a run there is nothing to be told"
+    assert evidence.read(analysis.read(found.folder)).confirmation is None, "without a run there is nothing to be told"
     raised = experiment.reopen(found.folder, {"total": "10m"})
     assert confirming.pending(found.folder, raised)
 

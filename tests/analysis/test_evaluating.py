@@ -13,6 +13,7 @@ from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.analysis import evaluating
 from tunediff.api import search_setup
+from tunediff.api.options import SearchOptions
 from tunediff.config import ConfigError
 from tunediff.core import progress
 from tunediff.core.trial_record import NotFiniteError
@@ -161,7 +162,7 @@ def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_
 
     space, said = search_space.parse(searches.FILE, "night.yaml"), []
     request = search_setup.SearchRequest(tmp_path / "night", space, searches.FILE)
-    search_setup.create(request, search_setup.SearchOptions(words=[]), said.append, False, None)
+    search_setup.create(request, SearchOptions(words=[]), said.append, False, None)
     again = experiment.reopen(tmp_path / "night").baseline
     assert again.evaluation.precision == "bf16"
     assert "in bfloat16" in evaluation_protocol(again)

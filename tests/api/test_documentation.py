@@ -11,7 +11,7 @@ import pytest
 from tests import comparisons, searches
 from tests.helpers import measure_here
 from tunediff import analysis
-from tunediff.api import compare_run, search_run
+from tunediff.api import run as running
 from tunediff.training.weights import save
 
 ROOT = Path(__file__).parents[2]
@@ -37,8 +37,8 @@ def run(tmp_path, monkeypatch, check_says):
 
     measure_here(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(search_run, "_run", run_trials)
-    monkeypatch.setattr(compare_run, "_run", run_pairs)
+    monkeypatch.setattr(running, "_search", run_trials)
+    monkeypatch.setattr(running, "_compare", run_pairs)
     check_says({"warnings": [], "unread": [], "value": 0.5})
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
 

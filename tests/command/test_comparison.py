@@ -12,7 +12,7 @@ import pytest
 from tests.command.test_run import processes_of, wait_until
 from tunediff import compare
 from tunediff.analysis.comparison import Comparison
-from tunediff.api.command_setup import values_of
+from tunediff.api.sides import values_of
 from tunediff.command import trial
 from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record

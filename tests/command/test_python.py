@@ -12,8 +12,7 @@ import tunediff
 from tests.command.test_comparison import NOISY, RUN
 from tunediff import compare, search_space
 from tunediff import config as cfg
-from tunediff.api import command_calls
-from tunediff.api.search import SearchCall
+from tunediff.api.search import SearchCall, search_file
 from tunediff.config import ConfigError
 
 
@@ -38,7 +37,7 @@ def test_a_comparison_from_python_has_the_result_of_the_command(program):
 
 
 REFUSED = {
-    "without command=": {"command": None},
+    "objective: 'loss' is not allowed": {"command": None},
     "compile: 'free'": {"compile": "free"},
     "unit: 'device'": {"unit": "device"},
     "objective: is missing": {"objective": None},
@@ -58,7 +57,7 @@ def test_the_keywords_of_a_search_are_keys_of_its_file(program):
     call = SearchCall(command=f"{RUN} {{flags}}", objective="loss", reduce="mean:3", outcome="final", budget="10s",
         trials=4, baseline={"lr": 1, "model": {"width": 64}}, search={"lr": {"low": 0.1, "high": 10.0, "log": True}},
         storage=program)  # fmt: skip
-    path = command_calls.search_file(call)
+    path = search_file(call)
     space = search_space.parse(search_space.read(path), str(path), program)
     assert [dimension.name for dimension in space.dimensions] == ["lr"]
     assert (space.budget.per_trial_s, space.budget.trials) == (10.0, 4)

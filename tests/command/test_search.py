@@ -14,6 +14,7 @@ from tests.command.test_run import processes_of, wait_until
 from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
 from tunediff.api import search_setup
+from tunediff.api.options import SearchOptions
 from tunediff.command import trial
 from tunediff.config import ConfigError
 from tunediff.core import trial_record
@@ -97,7 +98,7 @@ def test_a_search_does_not_go_on_with_another_program_under_its_name(tmp_path, m
     Path("train.py").write_text(NOISY)
     path = tmp_path / "file.yaml"
     path.write_text(yaml.safe_dump(FILE))
-    options = search_setup.SearchOptions(words=[str(path)], name="x", storage=tmp_path / "kept", check=False)
+    options = SearchOptions(words=[str(path)], name="x", storage=tmp_path / "kept", check=False)
     request = search_setup.requested(options)
     search_setup.create(request, options, print, True, None)
     resume = ["--resume", "x", "--storage", "kept"]

@@ -117,7 +117,7 @@ def test_what_another_machine_lacks_stays_at_the_address_and_what_was_never_copi
 
 def test_resume_elsewhere_has_checkpoints_of_unfinished_trials(here, bucket):
     from tunediff.api import search_setup
-    from tunediff.api.search_setup import SearchOptions
+    from tunediff.api.options import SearchOptions
 
     remote.push_run(here)
     elsewhere(here)

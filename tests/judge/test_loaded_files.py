@@ -8,7 +8,7 @@ import pytest
 
 from tests.judge.test_verify import WORDS, commit
 from tunediff import ConfigError, compare
-from tunediff.api import compare_sides
+from tunediff.api import sides
 
 TRAIN = "import mypkg, random, sys\nprint('loss:', mypkg.FACTOR * (1 + 0.01 * random.Random(sys.argv[1]).random()))\n"
 MINE = """
@@ -66,5 +66,5 @@ def test_a_relative_path_runs_the_revision_beside_the_users_own_start(layout, mo
 def test_a_file_of_a_revision_is_refused_with_a_module_of_the_working_copy(layout, monkeypatch, tmp_path_factory):
     monkeypatch.syspath_prepend(layout / "src")
     with pytest.raises(ConfigError, match="src/mypkg/__init__.py was loaded, which is not of that revision"):
-        compare_sides.side_of(["mine.py@HEAD~1"], tmp_path_factory.mktemp("revision"))
-    assert compare_sides.side_of(["mine.py"], tmp_path_factory.mktemp("unused")).schema.workload.endswith("mine.py")
+        sides.side_of(["mine.py@HEAD~1"], tmp_path_factory.mktemp("revision"))
+    assert sides.side_of(["mine.py"], tmp_path_factory.mktemp("unused")).schema.workload.endswith("mine.py")

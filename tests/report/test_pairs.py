@@ -15,7 +15,7 @@ from tests.report.pages import rows, words
 from tunediff import compare
 from tunediff.analysis import sides
 from tunediff.analysis.comparison import Comparison
-from tunediff.api.comparison import PairedComparison
+from tunediff.api.compare import PairedComparison
 from tunediff.core import text
 from tunediff.report import pair_summary, pair_words
 from tunediff.report import pairs as report

@@ -9,8 +9,8 @@ import pytest
 
 from tests.json_schemas import MODELS, OUTPUTS, generated, validate
 from tests.searches import FILE, make, noisy, write
-from tunediff import cli, search
-from tunediff.api import search_run
+from tunediff import analysis, cli, search
+from tunediff.analysis import evidence
 from tunediff.core import text
 from tunediff.report import result_json, summary
 
@@ -32,7 +32,7 @@ def test_search_json_without_a_result(tmp_path, capsys):
 
 def test_best_value_of_the_baseline_is_the_mean_of_its_runs(tmp_path):
     """The baseline is best with 2.0 and 2.2 on its two seeds; all else is worse."""
-    block = summary.as_json(search_run.read(noisy(tmp_path / "night", repeats=(2.2,), others=(3.0, 4.0))))
+    block = summary.as_json(evidence.read(analysis.read(noisy(tmp_path / "night", repeats=(2.2,), others=(3.0, 4.0)))))
     assert block["best_trial"] == "t0000"
     assert block["best_values"] == block["baseline_values"] == [2.0, 2.2]
     assert block["best_value"] == block["baseline_value"] == pytest.approx(2.1)

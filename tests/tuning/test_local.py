@@ -78,7 +78,7 @@ sizes = ["data.max_images=64", "model.channels=8", "evaluation.images=16", "eval
 assert train.main(["--config", "digits", *sizes, "--samples", "64", "--out", "run"]) == 0
 """,
     "imports, ask and tell": """
-from tunediff.api import compare_run, search_run, train_run
+from tunediff.api import run, train_run
 from tunediff.tuning import confirming, foreground, local, worker
 from pathlib import Path
 import tunediff

@@ -8,7 +8,7 @@ import pytest
 from tests.tuning.asked import EARLIER, FILE, AskedBackend, end, pool
 from tunediff import search_space
 from tunediff.api import search_setup
-from tunediff.api.search_setup import SearchOptions
+from tunediff.api.options import SearchOptions
 from tunediff.config import ConfigError
 from tunediff.tuning import experiment
 

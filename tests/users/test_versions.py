@@ -11,8 +11,8 @@ from tests.tuning.test_worker import job_of
 from tunediff import config as cfg
 from tunediff import evaluate
 from tunediff import train as train_command
-from tunediff.api import compare_folder, compare_setup, notebook
-from tunediff.api.compare_setup import CompareOptions
+from tunediff.api import compare_setup, notebook
+from tunediff.api.options import CompareOptions
 from tunediff.core import trial_record as record
 from tunediff.core.point import Point
 from tunediff.tuning.templates import Templates
@@ -162,7 +162,7 @@ EDITED = ("models/resnet.py", "layers/linear.py", "heads/plain.py")
 def test_a_revision_runs_its_modules_that_are_imported_by_name(tmp_path):
     options = CompareOptions(words=("mine.py@HEAD", "mine.py"), storage=tmp_path / "results", name="c")
     with compare_setup.prepare(options, lambda line: None) as request:
-        compare_folder.create(request)
+        compare_setup.create(request, options)
     for name in EDITED:
         texts = [(tmp_path / f"results/c/{side}/workload" / name).read_text() for side in "AB"]
         assert texts == [MODULES[name], MODULES[name].replace("1", "2")]

@@ -19,9 +19,7 @@ from scipy import special
 from tunediff.analysis.error_spending import EARLY, bounds
 from tunediff.analysis.sequential import Rules
 from tunediff.analysis.statistics import printed_step
-from tunediff.config import Metric
 from tunediff.core.outcomes import Status
-from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import TrialRecord
 
@@ -121,34 +119,3 @@ def seconds_of(run: TrialRecord, rules: Rules) -> float | None:
     if rules.counted == "first" and rules.target is not None:
         return rules.target.seconds(run.points, run.along)
     return float(run.points[-1][run.along])
-
-
-def margin_of(words: str | None) -> float | None:
-    """Return --margin, a bound in units of the metric. Raises `ConfigError`."""
-    if words is None:
-        return None
-    allowed = "a number above 0 in units of the metric, such as 0.01"
-    return _positive("--margin", words, words, allowed)
-
-
-def within_of(words: str | None, metric: Metric) -> float | None:
-    """Return `--within`: a share of A's value where lower is better, else the metric's units.
-
-    Raises `ConfigError`.
-    """
-    if words is None:
-        return None
-    if metric.mode == "max":
-        return _positive("--within", words, words, f"a number above 0, in units of {metric.name}")
-    allowed = f"a share of A's {metric.name} such as 2%"
-    number = words.removesuffix("%") if words.endswith("%") else ""
-    return _positive("--within", words, number, allowed) / 100
-
-
-def _positive(option: str, words: str, number: str, allowed: str) -> float:
-    try:
-        value = float(number)
-    except ValueError:
-        value = math.nan
-    allow(0 < value < math.inf, option, words, allowed)
-    return value

@@ -19,8 +19,8 @@ from typing import Any
 from tunediff.analysis import journals
 from tunediff.api import notebook, search_setup
 from tunediff.api.calls import Knobs, called, folder, plain, words
+from tunediff.api.options import SearchOptions
 from tunediff.api.search import Search
-from tunediff.api.search_setup import SearchOptions
 from tunediff.config import ConfigError, Values
 from tunediff.core import files, journal, remote, text
 from tunediff.core import trial_record as record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import json
@@ -28,13 +27,14 @@ Knobs = str | Mapping[str, Any]
 """Knobs that are set: `knob=value` as on a command line, or values by dotted name."""
 P = ParamSpec("P")
 R = TypeVar("R")
-O = TypeVar("O", bound=Options)  # noqa: E741
 Result = TypeVar("Result", covariant=True)
+OF_COMMANDS = ("words", "config", "resume", "dry_run")
+"""Options that are no keywords: arguments of their own, or methods."""
 _SET_BY_MACHINE = (machine.PART, machine.VISIBLE, "OMP_NUM_THREADS")
 
 
 class Call(Protocol[P, Result]):
-    """A function whose keywords are the fields of a dataclass, as type checkers see it."""
+    """A function whose keywords are the fields of a model, as type checkers see it."""
 
     @overload
     def __call__(self, workload: Any = ..., *args: P.args, **keywords: P.kwargs) -> Result: ...
@@ -49,22 +49,24 @@ class Call(Protocol[P, Result]):
 
 
 def keywords(options: Callable[P, Options]) -> Callable[[Callable[..., R]], Call[P, R]]:
-    """Make the fields of the dataclass `options` the keywords of a function of `**options`.
+    """Make the fields of the model `options` the keywords of a function of `**options`.
 
     Its signature and its documentation list them.
     """
-    fields = dataclasses.fields(cast("type[Options]", options))
+    fields = {
+        name: field
+        for name, field in cast("type[Options]", options).model_fields.items()
+        if field.description is not None and name not in OF_COMMANDS
+    }
 
     def decorate(call: Callable[..., R]) -> Call[P, R]:
         signature = inspect.signature(call)
         parameters = [
             one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD
         ]
-        for field in fields:
-            about = {"default": field.default, "annotation": field.type}
-            parameters.append(
-                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, **about)
-            )
+        for name, field in fields.items():
+            about: dict[str, Any] = {"default": field.default, "annotation": field.annotation}
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
         signature = signature.replace(parameters=parameters)
 
         @functools.wraps(call)
@@ -72,7 +74,7 @@ def keywords(options: Callable[P, Options]) -> Callable[[Callable[..., R]], Call
             signature.bind(*args, **given)  # raises TypeError for a keyword that does not exist
             return call(*args, **given)
 
-        lines = [f"    {field.name}: {field.metadata['help']}" for field in fields]
+        lines = [f"    {name}: {field.description}" for name, field in fields.items()]
         text = inspect.cleandoc(call.__doc__ or "")
         checked.__doc__ = "\n".join([text, "", "Keywords:", *lines])
         checked.__signature__ = signature  # type: ignore[attr-defined]
@@ -81,7 +83,6 @@ def keywords(options: Callable[P, Options]) -> Callable[[Callable[..., R]], Call
     return decorate
 
 
-@dataclasses.dataclass(kw_only=True)
 class ProgressKeywords(Options):
     """A keyword of all calls that take long."""
 
@@ -90,16 +91,6 @@ class ProgressKeywords(Options):
         "show a table in a notebook or a terminal, elsewhere lines on stderr, or in the log of a"
         " program that shows `tunediff.api` at level INFO; false: show nothing",
     )
-
-
-def options_of(call: Options, kind: type[O], **others: Any) -> O:
-    """Return the options `kind` of a command with the values of a call's keywords, and others.
-
-    Its storage is absolute, since the working directory may change.
-    """
-    names = {field.name for field in dataclasses.fields(kind)}
-    values = {name: value for name, value in vars(call).items() if name in names}
-    return kind(**{**values, "storage": folder(values["storage"]), **others})
 
 
 @contextlib.contextmanager

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,84 +15,69 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.analysis import sides as side_files
 from tunediff.analysis.comparison import Comparison
-from tunediff.api import compare_sides
-from tunediff.api.command_options import CommandCompareOptions
+from tunediff.analysis.sides import HOLDOUT, JUDGE
+from tunediff.api import sides
 from tunediff.api.options import (
-    JobOptions,
-    ProofOptions,
-    VerdictOptions,
+    CompareOptions,
+    check_command,
     check_files,
-    settings_given,
-)  # fmt: skip
-from tunediff.config import ConfigError, Systems
-from tunediff.core import listeners, machine_options, remote
+    refuse_settings_of_commands,
+)
+from tunediff.api.sides import CommandSide
+from tunediff.command import trial, worktrees
+from tunediff.command.check import check as check_command_runs
+from tunediff.command.definition import honesty
+from tunediff.config import ConfigError, Metric, Systems
+from tunediff.core import listeners, machine_options, remote, text
 from tunediff.core import trial_record as record
-from tunediff.core.options import option, words_option
-from tunediff.core.refusals import allow, check_name, check_new, timed_name
-from tunediff.experiment.model import FILE, Experiment
-from tunediff.judge import frozen_code
+from tunediff.core.files import write_text
+from tunediff.core.options import flag_of
+from tunediff.core.refusals import allow, check_name, check_new, timed_name, writing
+from tunediff.core.target import Target
+from tunediff.experiment.model import FILE, Experiment, Limit, SequentialTest, Share
+from tunediff.judge import frozen_code, locked_judge, proof
+from tunediff.judge.frozen_code import SideCode
+from tunediff.judge.ledger import Ledger, own_level
 from tunediff.report import plan
 from tunediff.report.plan import MOST_DAYS
-from tunediff.search_space import duration_s, folder_of
+from tunediff.search_space import folder_of
 from tunediff.search_space.model import PAIR_SEED_OFFSET
 from tunediff.training import number_formats, probe
-from tunediff.tuning import local, resources
+from tunediff.tuning import at_once, local, resources
 from tunediff.tuning.templates import kept
 
-TWIN = " on other seeds"
-"""What the name of B has more than A's where both sides are equal."""
 Say = Callable[..., None]
 """Prints a line: its text, an event and its fields."""
 
 
-@dataclasses.dataclass(kw_only=True)
-class CompareKeywords(VerdictOptions, ProofOptions, JobOptions):
-    """Options of the command `compare` that are keywords of `tunediff.run_comparison`."""
-
-    budget: str | float | None = option(
-        None, "training seconds of a run, e.g. 90s, 10m (default: 60s)", convert=duration_s
-    )
-    compile: str | None = option(
-        None, "whether compiling counts as training (default: charged)", choices=("charged", "free")
-    )
-
-
-@dataclasses.dataclass(kw_only=True)
-class CompareOptions(CompareKeywords):
-    """What is asked of a comparison."""
-
-    words: Sequence[str] = words_option("what is compared", "A [knob=value …] [B [knob=value …]]")
-    resume: str | None = option(
-        None, "go on with a comparison that was interrupted", metavar="NAME"
-    )
-    dry_run: bool = option(
-        False, "print what would run and what it costs at most, and start nothing"
-    )
-
-
 @dataclasses.dataclass(frozen=True)
-class CompareRequest:
+class NewComparison:
     """A new comparison that has been checked."""
 
     folder: Path
-    side_words: tuple[list[str], list[str]]
-    sides: list[Systems]
-    """Configurations of A and B."""
     experiment: Experiment
-    measured: Mapping[str, Any]
-    """What was measured of A, if it is of a user's workload."""
-    temporary: Path
-    """Folder with other revisions of the files, which is removed before the runs."""
+    configs: Sequence[Any]
+    """Configurations of A and B."""
+    commands: Sequence[CommandSide]
+    """A and B of a comparison of commands; empty: they are workloads."""
     draws_seeds: bool
     """Whether the first seed follows from the code of both sides: the user has named none."""
+    temporary: Path
+    """Folder with other revisions of the files, which is removed before the runs."""
+    measured: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """What was measured of A, if it is of a user's workload."""
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.experiment.candidates.values())
 
 
-def resume(options: CompareOptions | CommandCompareOptions) -> Path:
+# ---- the folder that is asked for
+def resume(options: CompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
-    new = (options.name, options.unit, options.reproduce, options.dry_run)
-    if settings_given(options) or any(new):
+    if options.settled or options.reproduce or options.dry_run:
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(
             f"--resume: takes both sides, budget, pairs and rules from the folder: {untrue}"
@@ -98,19 +85,29 @@ def resume(options: CompareOptions | CommandCompareOptions) -> Path:
     storage = Path(options.storage)
     folder = folder_of(str(options.resume), storage).resolve()
     remote.check(storage)
-    for trial in record.read_trials(folder):
-        if not trial.finished:
-            remote.pull(folder / "trials" / trial.name, heavy=True)
+    for run in record.read_trials(folder):
+        if not run.finished:
+            remote.pull(folder / "trials" / run.name, heavy=True)
     if not Comparison.read(folder).ended:
         frozen_code.check_unedited(folder, options.force)
     return folder
 
 
-def new_folder(options: CompareOptions | CommandCompareOptions) -> Path:
+def refuse_other_than_reproduced(options: CompareOptions) -> None:
+    """Refuse options that would make another comparison than that of the folder. Raises
+    `ConfigError`."""
+    for name, value in options.settled.items():
+        if name != "name":
+            flag = flag_of(name, CompareOptions.model_fields[name])
+            allow(False, flag, value, "what --reproduce finds in its folder")
+
+
+def _new_folder(options: CompareOptions) -> Path:
     """Return the folder that a new comparison will have. Raises `ConfigError`."""
     machine_options.check(options)
     listeners.check(options.track)
-    options.check_proof()
+    if options.out is not None:
+        proof.check(options.out)
     name = timed_name("compare") if options.name is None else options.name
     remote.check(Path(options.storage))
     folder = Path(options.storage).resolve() / name
@@ -120,80 +117,144 @@ def new_folder(options: CompareOptions | CommandCompareOptions) -> Path:
     return folder
 
 
-def check_days(budget_s: float, pairs: int, force: bool) -> None:
-    """Refuse a comparison that takes weeks. Raises `ConfigError`."""
-    allowed = f"at most {MOST_DAYS} days for {pairs} pairs; --force starts it all the same"
-    allow(2 * pairs * budget_s <= MOST_DAYS * 86400 or force, "--budget", str(budget_s), allowed)
-
-
-def twin(config: Any) -> Any:
-    """Return an equal side whose seeds are another draw of the same stream."""
-    return cfg.override(config, {"seed": config.seed + frozen_code.TWIN_DISTANCE}, check=False)
-
-
+# ---- the experiment
 @contextlib.contextmanager
-def prepare(options: CompareOptions, say: Say) -> Iterator[CompareRequest]:
+def prepare(options: CompareOptions, say: Say) -> Iterator[NewComparison]:
     """Check what is asked for; yield it while other revisions of its files exist. Raises
     `ConfigError`."""
-    folder, budget_s = new_folder(options), duration_s(options.budget or "60s", "--budget")
-    side_words = compare_sides.words_of([*options.words] * (2 if options.equal else 1))
+    folder = _new_folder(options)
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as temporary:
-        sides = [
-            compare_sides.side_of(words, Path(temporary) / side)
-            for words, side in zip(side_words, side_files.SIDES, strict=True)
-        ]
-        named = any(word.startswith("seed=") for words in side_words for word in words)
-        named = named or any(config.seed != PAIR_SEED_OFFSET for config in sides)
-        if options.seed is not None:
-            allow(not named, "--seed", options.seed, "no seed= beside it")
-            sides = [cfg.override(config, {"seed": options.seed}, check=False) for config in sides]
-        # Judged alike: in float32, as on a CPU, unless a format is named
-        if options.address is not None or resources.local().gpus:
-            sides = [number_formats.pinned(config, None) for config in sides]
-        if options.equal:
-            sides[1] = twin(sides[1])
-        _check_parallel(options, sides)
-        rules = options.experiment(cfg.of(sides[0]).objective, "first")
-        fits = options.better == "value" or options.target is not None
-        allow(fits, "--better", options.better, "a --target: every run takes its budget")
-        test = rules.test
-        most = test.pairs
-        check_days(budget_s, most, options.force)
-        # What a cluster elsewhere has is not known before it is asked.
-        device = resources.local().device if options.address is None else None
-        compare_sides.refuse_pointless(side_words, sides, most)
-        compare_sides.refuse_equal(side_words, sides, device)
-        machine_options.warn_emulated((config.precision.amp for config in sides), options.address)
-        names = [" ".join(side_words[0]), " ".join(side_words[1]) + TWIN * options.equal]
-        limit = {
-            "budget": float(budget_s),
-            "compile": options.compile or "charged",
-            "unit": options.unit or "wall",
-        }
-        experiment = rules.changed(
-            candidates=dict(zip(side_files.SIDES, names, strict=True)), limit=limit
-        )
-        measured = _check_sides(sides, side_words, options, say)
-        draws_seeds = options.seed is None and not named
-        yield CompareRequest(
-            folder, side_words, sides, experiment, measured, Path(temporary).resolve(), draws_seeds
-        )
+        if options.command:
+            check_command(options)
+            yield _of_commands(options, folder)
+        else:
+            refuse_settings_of_commands(options)
+            yield _of_workloads(options, folder, Path(temporary), say)
 
 
-def _check_parallel(options: CompareOptions, sides: Sequence[Systems]) -> None:
-    """Refuse --parallel where a run needs several devices. Raises `ConfigError`."""
+def _of_commands(options: CompareOptions, folder: Path) -> NewComparison:
+    both = sides.of_commands(options)
+    for side in both:
+        side.definition.template.check(
+            list(side.parameters), sides.WHERE, same_seed=options.same_seed
+        )
+        side.definition.check_places(options.budget_s, "--run")
+    definition, seed = both[0].definition, options.seed
+    needed = [side.definition.gpus for side in both if side.definition.gpus > 1]
+    allow(not (options.parallel and needed), "gpus", needed, "1 with --parallel")
+    metric = Metric(definition.objective, definition.mode)
+    names = [side.name for side in both]
+    seeded = any("seed" in side.definition.template.names for side in both)
+    first = 0 if seed is None else seed
+    configs = [
+        side.configuration(f"plan-{name}", Path(), first)
+        for name, side in zip(side_files.SIDES, both, strict=True)
+    ]
+    if options.equal:
+        configs[1] = sides.twin(configs[1])
+    return NewComparison(
+        folder, _experiment(options, metric, names), configs, both, seed is None and seeded, Path()
+    )
+
+
+def _of_workloads(
+    options: CompareOptions, folder: Path, temporary: Path, say: Say
+) -> NewComparison:
+    side_words = sides.words_of([*options.words] * (2 if options.equal else 1))
+    configs = [
+        sides.side_of(words, temporary / side)
+        for words, side in zip(side_words, side_files.SIDES, strict=True)
+    ]
+    named = any(word.startswith("seed=") for words in side_words for word in words)
+    named = named or any(config.seed != PAIR_SEED_OFFSET for config in configs)
+    if options.seed is not None:
+        allow(not named, "--seed", options.seed, "no seed= beside it")
+        configs = [cfg.override(one, {"seed": options.seed}, check=False) for one in configs]
+    # Judged alike: in float32, as on a CPU, unless a format is named
+    if options.address is not None or resources.local().gpus:
+        configs = [number_formats.pinned(config, None) for config in configs]
+    if options.equal:
+        configs[1] = sides.twin(configs[1])
     if options.parallel:
-        needed = [side.parallel.workers for side in sides if side.parallel.workers > 1]
+        needed = [one.parallel.workers for one in configs if one.parallel.workers > 1]
         allow(not needed, "parallel.workers", needed, "1 with --parallel, which needs the devices")
         allow(options.address is None, "--address", options.address, "none with --parallel")
+    names = [" ".join(side_words[0]), " ".join(side_words[1]) + sides.TWIN * options.equal]
+    experiment = _experiment(options, cfg.of(configs[0]).objective, names)
+    fits = options.better == "value" or options.target is not None
+    allow(fits, "--better", options.better, "a --target: every run takes its budget")
+    # What a cluster elsewhere has is not known before it is asked.
+    device = resources.local().device if options.address is None else None
+    files = [words[0] for words in side_words]
+    sides.refuse_pointless(files, configs, experiment.test.pairs)
+    sides.refuse_equal(names[1], configs, device)
+    machine_options.warn_emulated((config.precision.amp for config in configs), options.address)
+    draws, measured = options.seed is None and not named, _check(configs, files, options, say)
+    return NewComparison(folder, experiment, configs, (), draws, temporary.resolve(), measured)
 
 
-def _check_sides(
-    sides: Sequence[Systems], side_words: Sequence[Sequence[str]], options: CompareOptions, say: Say
+def _experiment(options: CompareOptions, metric: Metric, names: Sequence[str]) -> Experiment:
+    """Return what the file of a comparison says. Raises `ConfigError`."""
+    most, level, within = options.pairs, options.level, options.within
+    allowed = "a whole number from 3 to 100: two say nothing of their own noise"
+    allow(3 <= most <= 100, "--pairs", most, allowed)
+    allow(0.001 <= level <= 0.5, "--level", level, "0.001 to 0.5")
+    allow(options.ledger or not options.confirm, "--confirm", options.confirm, "with --ledger")
+    is_share, lower = isinstance(within, Share), metric.mode == "min"
+    allowed = f"a share of A's {metric.name} such as 2%"
+    allowed = allowed if lower else f"a number above 0, in units of {metric.name}"
+    allow(within is None or is_share == lower, "--within", str(within), allowed)
+    _check_time(options, metric)
+    days = (2 * most * (options.budget_s or 0.0)) / 86400
+    allowed = f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same"
+    allow(
+        days <= MOST_DAYS or options.force,
+        "--budget",
+        text.format_exact(options.budget_s or 0.0),
+        allowed,
+    )
+    digests = {}
+    for name in ("judge", "holdout"):
+        if (file := getattr(options, name)) is not None:
+            allow(file.is_file(), f"--{name}", file, "a Python file")
+            digests[name] = frozen_code.sha256(file)
+    if options.ledger:
+        level = own_level(Ledger.read().level(level), options)
+    return Experiment(
+        kind="comparison",
+        runner="command" if options.command else "workload",
+        objective=metric.name,
+        mode=metric.mode,
+        candidates=dict(zip(side_files.SIDES, names, strict=True)),
+        limit=options.part(Limit, budget=options.budget_s),
+        test=options.part(SequentialTest, counted=options.counted, level=level),
+        devices=len(at_once.run_devices()) if options.parallel else 1,
+        same_seed=options.same_seed,
+        track=options.track,
+        **digests,
+    )
+
+
+def _check_time(options: CompareOptions, metric: Metric) -> None:
+    """Refuse what contradicts `--better`. Raises `ConfigError`."""
+    by_time = options.better == "time"
+    for name in ("target", "margin"):
+        value = getattr(options, name)
+        allow(value is None or by_time, f"--{name}", value, "none without --better time")
+    if by_time:
+        given = [getattr(options, name) for name in ("target", "margin", "within")]
+        allowed = "a --target, a --margin or --within: what is fast need not be good"
+        allow(any(value is not None for value in given), "--better", "time", allowed)
+    if options.target is not None:
+        Target.of_objective(options.target, metric.name, metric.mode, "--target")
+
+
+def _check(
+    configs: Sequence[Systems], names: Sequence[str], options: CompareOptions, say: Say
 ) -> dict[str, Any]:
     """Check files, room and users' workloads of both sides; return what was measured of A."""
     measured = dict[tuple[str, str], dict[str, Any]]()
-    for config, (name, *_), side in zip(sides, side_words, side_files.SIDES, strict=True):
+    for config, name, side in zip(configs, names, side_files.SIDES, strict=True):
         check_files(config, evaluates=True)
         if options.address is None:
             resources.divided(
@@ -202,30 +263,11 @@ def _check_sides(
         users = cfg.of(config).file is not None and options.check and not options.dry_run
         key = (config.schema.workload, cfg.fingerprint(config))
         if users and key not in measured:
-            measured[key] = _check(config, f"{side.upper()}, {name}", say)
+            measured[key] = _check_workload(config, f"{side.upper()}, {name}", say)
     return next(iter(measured.values()), {})
 
 
-def planned(request: CompareRequest, options: CompareOptions, say: Say) -> dict[str, Any]:
-    """Return what would run and what it costs, as `plan.of_pairs`; time an evaluation for it."""
-    config = request.sides[0]
-    measured = request.measured
-    if cfg.of(config).file is None and options.address is None:
-        of_runs = None
-        if not options.dry_run:
-            say("looking at the data and timing one evaluation")
-            if config.parallel.processes == 1:
-                of_runs = functools.partial(kept(local.TRIALS).prepare, config.schema.workload)
-        measured = {**probe.before_search(config, True, not options.dry_run, prepared=of_runs)}
-    names, experiment = [" ".join(words) for words in request.side_words], request.experiment
-    test, limit = experiment.test, experiment.limit
-    return plan.of_pairs(
-        names, request.sides, test.pairs, limit.budget or 0.0, limit.unit, measured,
-        experiment.devices,
-    )  # fmt: skip
-
-
-def _check(config: Systems, name: str, say: Say) -> dict[str, Any]:
+def _check_workload(config: Systems, name: str, say: Say) -> dict[str, Any]:
     """Try the workload of the side called `name`; return what was measured of it, as
     `plan.of_pairs` takes it."""
     from tunediff.inspector import check  # imports torch
@@ -248,3 +290,109 @@ def needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:
     sizes = sorted({config.parallel.workers for config in configs})
     values = [value for config in configs for value in resources.gpu_only(config)]
     return sizes, values, "command line", True
+
+
+def planned(new: NewComparison, options: CompareOptions, say: Say) -> dict[str, Any]:
+    """Return what would run and what it costs, as `plan.of_pairs`; time an evaluation for it."""
+    config, measured, experiment = new.configs[0], new.measured, new.experiment
+    if new.commands:
+        measured = {"evaluation_s": 0.0}
+    elif cfg.of(config).file is None and options.address is None:
+        of_runs = None
+        if not options.dry_run:
+            say("looking at the data and timing one evaluation")
+            if config.parallel.processes == 1:
+                of_runs = functools.partial(kept(local.TRIALS).prepare, config.schema.workload)
+        measured = {**probe.before_search(config, True, not options.dry_run, prepared=of_runs)}
+    values = plan.of_pairs(
+        new.names, new.configs, experiment.test.pairs, experiment.limit.budget or 0.0,
+        experiment.limit.unit, measured, experiment.devices,
+    )  # fmt: skip
+    if new.commands:
+        values["objective"] = f"{experiment.objective} ({experiment.mode})"
+        values["notes"] = honesty([side.definition for side in new.commands])
+    return values
+
+
+def try_commands(new: NewComparison, say: Say) -> None:
+    """Try both commands, each at its revision; warn of mistakes. Raises `ConfigError`."""
+    tried = list[Any]()
+    for label, side in zip(side_files.SIDES, new.commands, strict=False):
+        if (key := (side.definition, side.revision)) in tried:
+            continue
+        tried.append(key)
+        with contextlib.ExitStack() as stack:
+            folder = Path()
+            if side.in_worktree:
+                scratch = tempfile.TemporaryDirectory(prefix="tunediff-check-")
+                source = Path(stack.enter_context(scratch)) / worktrees.SOURCE
+                stack.callback(worktrees.remove, source)
+                folder = worktrees.add(source, str(side.revision))
+            config = side.configuration(f"check-{label}", folder, PAIR_SEED_OFFSET)
+            run = trial.run_of(config, Path(), new.experiment.limit.budget)
+            try:
+                check_command_runs(run, functools.partial(_say_of, label, say))
+            except ConfigError as error:
+                raise ConfigError(f"{label}: {error}") from None
+
+
+def _say_of(label: str, say: Say, line: str) -> None:
+    say(f"{label}: {line}")
+
+
+# ---- its folder
+def create(new: NewComparison, options: CompareOptions) -> None:
+    """Make the folder of a comparison, with both sides and what was asked. Raises `ConfigError`."""
+    folder, codes, configs = new.folder, list[SideCode](), list[Any]()
+    making = folder.with_name(f".{folder.name}-{os.getpid()}")
+    with writing("--storage", folder), contextlib.ExitStack() as undo:
+        undo.callback(shutil.rmtree, making, ignore_errors=True)
+        for number, name in enumerate(side_files.SIDES):
+            (side := making / name).mkdir(parents=True)
+            config, of_code = new.configs[number], dict[str, Any]()
+            if new.commands:
+                command, inside = new.commands[number], Path().absolute()
+                runs_in = inside
+                if command.in_worktree:
+                    undo.callback(worktrees.remove, side / worktrees.SOURCE)
+                    inside = worktrees.add(side / worktrees.SOURCE, str(command.revision))
+                    runs_in = folder / inside.relative_to(making.absolute())
+                config = command.configuration(name, runs_in, config.seed)
+                of_code = {"runs_in": inside, "working_copy": not command.in_worktree}
+            configs.append(cfg.take_along(config, side))
+            _replace_links(side, new.temporary)
+            write_text(side / "config.yaml", cfg.dump(configs[-1], folder=side))
+            codes.append(SideCode.of(side, **of_code))
+        _freeze(making, configs, codes, new.draws_seeds)
+        locked_judge.lock(options.judge, JUDGE, making)
+        locked_judge.lock(options.holdout, HOLDOUT, making)
+        new.experiment.write(making)
+        making.rename(folder)  # a folder of that name is complete, whenever this process is killed
+        undo.pop_all()
+    for name in side_files.SIDES:
+        worktrees.moved(folder / name / worktrees.SOURCE)
+
+
+def _freeze(new: Path, configs: Sequence[Any], codes: Sequence[SideCode], draws: bool) -> None:
+    """Write the code of both sides into the folder of a comparison, and give them their seeds,
+    which stay as far from each other as they are."""
+    seed = before = configs[0].seed
+    if draws:
+        seed = frozen_code.drawn_seed([code.digest for code in codes])
+        for config, side in zip(configs, side_files.SIDES, strict=True):
+            seeded = cfg.override(config, {"seed": config.seed - before + seed}, check=False)
+            write_text(new / side / "config.yaml", cfg.dump(seeded, folder=new / side))
+    frozen_code.write(new, codes, seed, draws)
+
+
+def _replace_links(folder: Path, temporary: Path) -> None:
+    """Replace links into a folder that is removed before the runs by copies of the data."""
+    for link in [path for path in folder.rglob("*") if path.is_symlink()]:
+        data = link.resolve()
+        # git may not hold what a link in a revision names
+        if data.is_relative_to(temporary) and data.exists():
+            link.unlink()
+            if data.is_dir():
+                shutil.copytree(data, link, symlinks=True)
+            else:
+                shutil.copy2(data, link)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.console import Console as Terminal
 
-from tunediff.api.search_run import Display
+from tunediff.api.run import Display
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.report.console import Console
 from tunediff.report.live_table import LiveTable

@@ -1,107 +1,165 @@
-"""Options that searches and comparisons share, as commands and as calls from Python."""
+"""Options of searches and comparisons, as commands and as calls from Python."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
 
 from tunediff import config as cfg
-from tunediff.analysis.sides import HOLDOUT, JUDGE
-from tunediff.analysis.statistics import LEVEL
-from tunediff.analysis.targets import margin_of, within_of
+from tunediff.command.definition import CommandDefinition, Mode, OutcomeName, default_mode
 from tunediff.command.trial import command_line
-from tunediff.config import ConfigError, Metric, Systems, of
+from tunediff.config import ConfigError, Systems, of
 from tunediff.core.machine_options import MachineOptions
-from tunediff.core.options import Options, StorageOptions, option
+from tunediff.core.options import Options, Section, StorageOptions, flag_of, option, words_option
 from tunediff.core.refusals import allow
-from tunediff.core.target import Target
-from tunediff.experiment.model import Better, Counted, Experiment, Limit, SequentialTest
-from tunediff.integrations.services import SERVICES
-from tunediff.judge import locked_judge, proof
-from tunediff.judge.frozen_code import sha256
-from tunediff.judge.ledger import Ledger, own_level
-from tunediff.tuning import at_once
+from tunediff.experiment.model import Counted, Drawing, RuleOfPairs, RunLimit, Seconds
+from tunediff.search_space.sections import MOST_FINALISTS, Service
 
-MOST_PAIRS = 12
-"""Default of the largest number of pairs."""
-UNIT_HELP = (
-    "what the budget counts: training seconds (wall, the default), or these times devices (device)"
-)
 TRACK_HELP = "the service that shows runs: wandb, mlflow, … (docs/how-to/trackers.md)"
+UNIT_HELP = str(RunLimit.model_fields["unit"].description)
+Command = str | tuple[str, ...]
+"""A command line, or its words."""
 
 
-@dataclasses.dataclass(kw_only=True)
 class JobOptions(MachineOptions, StorageOptions):
-    """Options of searches and comparisons."""
+    """Options of searches and comparisons that say how they run."""
 
-    name: str | None = option(None, "name of its folder (default: what is run, and the time)")
-    unit: str | None = option(None, UNIT_HELP, choices=("wall", "device"))
-    track: str | None = option(None, TRACK_HELP, choices=tuple(SERVICES))
+    track: Service | None = option(None, TRACK_HELP)
     check: bool = option(
-        True, "try a workload of your own first, with two steps and two evaluations"
+        True, "try a workload of your own, or commands, first: two steps and two evaluations"
     )
     force: bool = option(
         False,
         "start what would take over 30 days, 100,000 trials or the whole disk",
     )
-
-
-@dataclasses.dataclass(kw_only=True)
-class TargetOptions(Options):
-    """A value that a metric is to reach."""
-
-    target: str | None = option(
-        None,
-        "what a run is to reach in less time, e.g. val_loss<=3.28 (compare: with --better time)",
-        metavar="CONDITION",
+    resume: str | None = option(None, "go on with what was interrupted", metavar="NAME")
+    dry_run: bool = option(
+        False,
+        "print what would run, what it costs and if it fits; a search tries a workload of your own"
+        " first",
     )
 
 
-@dataclasses.dataclass(kw_only=True)
-class VerdictOptions(TargetOptions):
-    """How a comparison comes to its verdict; fixed before its first run."""
+class Setup(Section):
+    """Options of searches and comparisons that only a new one takes."""
 
-    better: Better = option(
-        "value",
-        "what B must be better in: the metric's value (default), or time, with values that are"
-        " shown to meet --target, to be no worse by --margin, or equal --within",
-        choices=get_args(Better),
-    )
-    margin: str | None = option(
-        None, "for --better time: how much worse than A's the metric may be", metavar="X"
-    )
-    pairs: int | None = option(None, f"pairs of runs at most, 3 to 100 (default: {MOST_PAIRS})")
-    within: str | None = option(
-        None, "a difference that does not matter, e.g. 2% of A's value, or 0.01 of an accuracy"
-    )
-    level: float = option(
-        LEVEL, "probability of a wrong verdict if nothing differs (default: 0.05)", metavar="P"
-    )
-    one_sided: bool = option(
-        False, "all of it for «better»: B is never called worse, and found sooner"
-    )
+    name: str | None = option(None, "name of its folder (default: what is run, and the time)")
     parallel: bool = option(
         False,
-        "run both sides of a pair at the same time, on all equal devices: a GPU each, else cores"
-        " (OMP_NUM_THREADS of each run)",
+        "runs that are compared have all equal devices of this machine at the same time: a GPU each"
+        " (the default where a search confirms), else cores (OMP_NUM_THREADS of each run)",
     )
-    fixed: bool = option(False, "one look, after all --pairs: Student's t-test")
-    equal: bool = option(
-        False, "A against itself, B on other seeds: a trial of the comparison, to find nothing"
+
+
+class SearchSetup(Setup):
+    """Options that only a new search takes."""
+
+    words: tuple[str, ...] = words_option(
+        "search file (default: digits), or a workload's file, which is searched around its"
+        " baseline",
+        "SPACE.yaml | mine.py | knob=value",
+    )
+    seed: int | None = option(None, "seed of the search", ge=0, lt=2**32, allowed="0 to 2^32 - 1")
+    warm_start: str | None = option(
+        None, "an earlier search, whose best points are tried first", metavar="NAME"
+    )
+
+
+class SearchOptions(SearchSetup, Drawing, RunLimit, JobOptions):
+    """What is asked of a search."""
+
+    confirm: int | None = option(
+        None,
+        "how many of the best to run again on new seeds; 0: none",
+        metavar="N",
+        ge=0,
+        le=MOST_FINALISTS,
+        allowed=f"0 to {MOST_FINALISTS} finalists; 0: none",
+    )
+
+
+class CommandSettings(Section):
+    """How a command is run and judged: fields of `CommandDefinition`."""
+
+    objective: str | None = option(
+        None, "the metric that decides, as the command prints it", metavar="NAME"
+    )
+    mode: Mode | None = option(
+        None,
+        "which direction is better (default: min; to be said of names such as accuracy)",
+    )
+    pattern: str | None = option(None, "a regular expression for it, with one group: the number")
+    metrics: str | None = option(
+        None, "a file with it that the command writes, e.g. {folder}/results.json", metavar="FILE"
+    )
+    reduce: str = option("last", "last (default), mean:K, min or max of its values")
+    outcome: OutcomeName = option(
+        "budget",
+        "the value at the budget (default), the final one, or the time until --target (with it)",
+    )
+    clock_from: str | None = option(
+        None, "the clock begins at a line that matches", metavar="PATTERN"
+    )
+    time: str | None = option(
+        None, "the command's own seconds, e.g. train_time:(\\d+)ms", metavar="PATTERN"
+    )
+    grace: Seconds = option(10.0, "from SIGTERM to SIGKILL (default: 10s)", metavar="SECONDS")
+    timeout: Seconds | None = option(
+        None,
+        "seconds of a process after which it has failed (default: ten times the longest so far)",
+        metavar="SECONDS",
+    )
+    shell: bool = option(False, "run the command by a shell")
+    same_seed: bool = option(False, "the command takes no seed, and that is meant")
+
+
+def _commands(value: Any) -> Any:
+    """Return the only command of a call from Python as one of several."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+class CompareSetup(Setup):
+    """Options that only a new comparison takes."""
+
+    words: tuple[str, ...] = words_option(
+        "what is compared; with --run values of parameters: one given twice is A's and B's",
+        "A [knob=value …] [B [knob=value …]]",
+    )
+    command: Annotated[tuple[Command, ...], BeforeValidator(_commands)] = option(
+        (),
+        "a command with {name} for its parameters, {seed}, {folder}, {port}, {gpus}, and"
+        " {overrides} or {flags} for all other parameters, in the place of a workload; twice: A's"
+        " and B's",
+        flag="--run",
+        metavar="COMMAND",
+        repeated=True,
+    )
+    at: tuple[str, ...] = option(
+        (),
+        "with --run, twice: a git revision; . is the working copy",
+        metavar="REVISION",
+        repeated=True,
+    )
+    seed: int | None = option(
+        None,
+        "seed of the first pair (default: it follows from the code of both)",
+        metavar="N",
+        ge=0,
+        lt=2**31 - 1000,
+        allowed="0 to 2,147,482,647",
     )
     judge: Path | None = option(
         None,
         "a Python file that gets the folder of a run and prints the metric, locked for both sides",
         metavar="FILE",
-        convert=lambda value, _: Path(value),
     )
     holdout: Path | None = option(
         None,
         "a second one, whose values are shown with the verdict and decide nothing",
         metavar="FILE",
-        convert=lambda value, _: Path(value),
     )
     ledger: bool = option(
         False,
@@ -112,115 +170,87 @@ class VerdictOptions(TargetOptions):
         False, "with --ledger: A is the version that was confirmed last, and B the head"
     )
 
-    def experiment(self, metric: Metric, counted: Counted) -> Experiment:
-        """Return what the file of a comparison says of its verdict. Raises `ConfigError`.
 
-        counted: which seconds of a run count, if they decide.
-        """
-        most = MOST_PAIRS if self.pairs is None else self.pairs
-        allowed = "a whole number from 3 to 100: two say nothing of their own noise"
-        allow(3 <= most <= 100, "--pairs", most, allowed)
-        allow(0.001 <= self.level <= 0.5, "--level", self.level, "0.001 to 0.5")
-        allow(self.ledger or not self.confirm, "--confirm", self.confirm, "with --ledger")
-        self._check_time(metric)
-        return Experiment(
-            kind="comparison",
-            objective=metric.name,
-            mode=metric.mode,
-            limit=Limit(target=self.target),
-            test=SequentialTest(
-                pairs=most,
-                within=within_of(self.within, metric),
-                level=self._level(),
-                one_sided=self.one_sided,
-                fixed=self.fixed,
-                equal=self.equal,
-                better=self.better,
-                margin=margin_of(self.margin),
-                counted=counted if self.better == "time" else "end",
-            ),
-            devices=len(at_once.run_devices()) if self.parallel else 1,
-            **self._judge_content(),
-        )
+class CompareOptions(CompareSetup, RuleOfPairs, RunLimit, CommandSettings, JobOptions):
+    """What is asked of a comparison of workloads, or of commands (`command`)."""
 
-    def _judge_content(self) -> dict[str, Any]:
-        """Return the digests of both judges, where there are any."""
-        content = {}
-        for name in ("judge", "holdout"):
-            if (file := getattr(self, name)) is not None:
-                allow(file.is_file(), f"--{name}", file, "a Python file")
-                content[name] = sha256(file)
-        return content
-
-    def lock_judges(self, folder: Path) -> None:
-        """Copy both judges into the folder of a new comparison."""
-        locked_judge.lock(self.judge, JUDGE, folder)
-        locked_judge.lock(self.holdout, HOLDOUT, folder)
-
-    def _level(self) -> float:
-        """Return the level of this comparison."""
-        if not self.ledger:
-            return self.level
-        return own_level(Ledger.read().level(self.level), self)
-
-    def _check_time(self, metric: Metric) -> None:
-        by_time = self.better == "time"
-        for name in ("target", "margin"):
-            value = getattr(self, name)
-            allow(value is None or by_time, f"--{name}", value, "none without --better time")
-        if not by_time:
-            return
-        given = any(value is not None for value in (self.target, self.margin, self.within))
-        allowed = "a --target, a --margin or --within: what is fast need not be good"
-        allow(given, "--better", "time", allowed)
-        if self.target is not None:
-            Target.of_objective(self.target, metric.name, metric.mode, "--target")
-
-
-@dataclasses.dataclass(kw_only=True)
-class ProofOptions(Options):
-    """How a comparison becomes a result that others can check."""
-
-    seed: int | None = option(
-        None, "seed of the first pair (default: it follows from the code of both)", metavar="N"
-    )
     out: Path | None = option(
         None,
         "a new folder with all that others need to check the result, by tunediff verify",
         metavar="FOLDER",
-        convert=lambda value, _: Path(value),
     )
     reproduce: Path | None = option(
         None,
         "run the comparison of such a folder on this machine",
         metavar="FOLDER",
-        convert=lambda value, _: Path(value),
     )
 
-    def check_proof(self) -> None:
-        """Raise `ConfigError` for values that are not allowed."""
-        if self.seed is not None:
-            allow(0 <= self.seed < 2**31 - 1000, "--seed", self.seed, "0 to 2,147,482,647")
-        if self.out is not None:
-            proof.check(self.out)
+    @property
+    def settled(self) -> dict[str, Any]:
+        """Return what is given of all that a comparison settles before its first run."""
+        return self.given(CompareSetup, RuleOfPairs, RunLimit, CommandSettings)
+
+    @property
+    def counted(self) -> Counted:
+        """Return which seconds of a run count where they decide."""
+        if self.better == "value":
+            return "end"
+        return "end" if self.outcome == "final" else "first"
+
+    @property
+    def budget_s(self) -> float | None:
+        """Return the seconds of a run; None: it runs to its own end."""
+        if self.budget is None and self.outcome == "final":
+            return None
+        return self.budget or 60.0
 
 
-def settings_given(options: ProofOptions) -> list[str]:
-    """Return which options are given that a comparison in a folder has settled."""
-    new, rules = type(options)(), [field.name for field in dataclasses.fields(VerdictOptions)]
-    sides = ("words", "run", "at", "objective", "budget", "seed", "compile")
-    values = {name: getattr(options, name, None) for name in (*sides, *rules)}
-    return [name for name, value in values.items() if value not in ([], getattr(new, name, None))]
+# ---- commands
+def check_command(options: CompareOptions) -> None:
+    """Complete the options of a comparison of commands. Raises `ConfigError`."""
+    if options.target is not None and options.outcome == "budget":
+        options.outcome = "time"
+    if options.outcome == "time":
+        options.better = "time"
+    fits = options.better == "value" or options.outcome != "budget"
+    allowed = "a --target, or --outcome final: every run takes its budget"
+    allow(fits, "--better", options.better, allowed)
+    given = options.given(RunLimit, MachineOptions)
+    for name in ("unit", "compile", "address"):
+        allowed = "none: one command at a time runs on this machine, for seconds of wall-clock"
+        allow(name not in given, f"--{name}", given.get(name), allowed)
 
 
-def check_only_reproduces(options: ProofOptions) -> None:
-    """Refuse options that would make another comparison than that of the folder. Raises
-    `ConfigError`."""
-    for name in settings_given(options):
-        flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
-        allow(False, flag, value, "what --reproduce finds in its folder")
+def refuse_settings_of_commands(options: Options) -> None:
+    """Refuse settings of commands where there is no command. Raises `ConfigError`."""
+    for name, value in options.given(CommandSettings).items():
+        allow(
+            False,
+            flag_of(name, CommandSettings.model_fields[name]),
+            value,
+            "none without a command (--run, command=)",
+        )
 
 
+def definition(
+    settings: CommandSettings, target: str | None, command: Command, where: str
+) -> CommandDefinition:
+    """Return a command that has these settings. Raises `ConfigError`."""
+    if settings.objective is None:
+        raise ConfigError(
+            "--objective: is missing; allowed: the name of the metric as the command prints it"
+        )
+    values = {name: getattr(settings, name) for name in CommandSettings.model_fields}
+    values |= {"grace_s": values.pop("grace"), "timeout_s": values.pop("timeout")}
+    values["mode"] = settings.mode or default_mode(settings.objective, "--mode")
+    # Where a run goes on to its own end, its target is a matter of the verdict
+    values["target"] = target if settings.outcome == "time" else None
+    found = CommandDefinition(command=command, **values)
+    found.check(where)
+    return found
+
+
+# ---- what trainings share
 def trainable(path: Path, words: Sequence[str]) -> Any:
     """Return the configuration that a user names. Raises `ConfigError`, also for a command's."""
     config = cfg.named(path, words)

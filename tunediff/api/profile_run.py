@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from tunediff.tuning import foreground
 PROCESS = "tunediff.api.profile_process"
 
 
-@dataclasses.dataclass(kw_only=True)
 class ProfileKeywords(StorageOptions):
     """Options of the command `profile` that are keywords of `tunediff.run_profile`."""
 
@@ -41,12 +40,11 @@ class ProfileKeywords(StorageOptions):
     )
 
 
-@dataclasses.dataclass(kw_only=True)
 class ProfileOptions(ProfileKeywords):
     """What is asked of a profile."""
 
     config: Path = option(REQUIRED, "configuration file, or digits, cifar10, mine.py")
-    words: Sequence[str] = words_option("changes to the configuration", "knob=value")
+    words: tuple[str, ...] = words_option("changes to the configuration", "knob=value")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import search_space
+from tunediff import analysis, export, models, search_space
+from tunediff import config as cfg
+from tunediff.analysis import evidence
 from tunediff.analysis.evidence import Evidence
-from tunediff.api import command_calls, notebook, search_run, search_setup
-from tunediff.api.calls import (
-    Knobs,
-    ProgressKeywords,
-    as_printed,
-    called,
-    folder,
-    keywords,
-    options_of,
-    words,
-)
-from tunediff.api.command_calls import CommandSearchKeywords
+from tunediff.api import notebook, run, search_setup
+from tunediff.api.calls import Knobs, ProgressKeywords, as_printed, called, folder, keywords, words
 from tunediff.api.display import display_of, lines_of, show_figures
-from tunediff.api.search_results import BestTrial
-from tunediff.api.search_setup import SearchKeywords, SearchOptions
+from tunediff.api.options import (
+    Command,
+    CommandSettings,
+    SearchOptions,
+    refuse_settings_of_commands,
+)
+from tunediff.command.search import DURATIONS, OF_COMMAND, OF_OBJECTIVE
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.errors import NO_SUCCESS, OK, TunediffError
+from tunediff.core.files import write_text
 from tunediff.core.lock import runner
+from tunediff.core.options import option
+from tunediff.experiment.model import RunLimit
+from tunediff.models import Saved
 from tunediff.report import context, page, style, summary, verdicts
 from tunediff.report.search_result import SearchVerdict
 from tunediff.report.sections import curves
@@ -37,6 +40,34 @@ from tunediff.report.sections import curves
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+
+@dataclasses.dataclass(frozen=True)
+class BestTrial:
+    """The best trial of a search."""
+
+    trial: str
+    """Its name, such as `t0003`."""
+    configuration: dict[str, Any]
+    """The knobs in which it differs from the baseline, by dotted name."""
+    knobs: dict[str, Any]
+    """All knobs, by dotted name."""
+    value: float | None
+    """Mean of the objective over its runs in the search."""
+    values: list[float]
+    """These runs."""
+    folder: Path
+    """Folder of the search."""
+
+    def export(self, path: str | Path) -> Path:
+        """Write its configuration to a YAML file, its weights next to it; return the path."""
+        with called():
+            export.write(analysis.read(self.folder), self.trial, Path(path))
+        return Path(path)
+
+    def load(self) -> Saved:
+        """Return its model. Raises `ConfigError` where it kept no weights."""
+        return models.find(str(self.folder / "trials" / self.trial))
 
 
 class Search:
@@ -146,12 +177,21 @@ class Search:
         return context.read(self.folder, self.name, self.folder.parent)
 
     def _evidence(self) -> Evidence:
-        return search_run.read(self.folder)
+        return evidence.read(analysis.read(self.folder))
 
 
-@dataclasses.dataclass(kw_only=True)
-class SearchCall(ProgressKeywords, CommandSearchKeywords, SearchKeywords):
+class SearchCall(ProgressKeywords, CommandSettings, SearchOptions):
     """The keywords of `run_search`."""
+
+    command: Command | None = option(
+        None, "a command line or a list of its words, in the place of a workload"
+    )
+    search: Mapping[str, Any] | None = option(
+        None, "with command=: the searched parameters, as `search:` of a search file"
+    )
+    baseline: Mapping[str, Any] | None = option(
+        None, "with command=: the values of its parameters in the baseline"
+    )
 
 
 @keywords(SearchCall)
@@ -180,16 +220,16 @@ def run_search(workload: Any = None, *knobs: Knobs, **options: Any) -> Search:
     """
     with called():
         call = SearchCall(**options)
+        call.storage = folder(call.storage)
         if call.command is not None:
             if workload is not None:
                 raise ConfigError("workload: is not allowed with command=; allowed: one of them")
-            workload = command_calls.search_file(call)
-            call = dataclasses.replace(call, target=None)  # the file has it
+            workload, call.target = search_file(call), None  # the file has the target
         else:
-            call.check_unused()
+            refuse_settings_of_commands(call)
         named = [] if workload is None else [notebook.named(workload, folder(call.storage))]
-        asked = options_of(call, SearchOptions, words=[*named, *words(knobs)])
-    return _run(asked, call.progress)
+        call.words = (*named, *words(knobs))
+    return _run(call, call.progress)
 
 
 def open_search(name: str | Path, storage: str | Path = text.STORAGE) -> Search:
@@ -210,12 +250,33 @@ def _run(options: SearchOptions, progress: bool) -> Search:
         # The loss of a cluster's head ends the process that waits for Ray.
         if options.address is not None:
             if options.resume is None:
-                options = dataclasses.replace(options, name=request.folder.name)
+                options.name = request.folder.name
             _run_command(options, request.folder.name)
         else:
             lines = lines_of(progress)
-            search_run.run(request, options, lines, display_of(lines))
+            run.search(request, options, lines, display_of(lines))
     return Search(request.folder)
+
+
+def search_file(call: SearchCall) -> Path:
+    """Write the search file that the keywords of a call describe; return its path. Raises
+    `ConfigError`."""
+    given = call.given(CommandSettings) | call.given(RunLimit)
+    objective = {"name": call.objective} | ({"mode": call.mode} if call.mode else {})
+    content = {
+        "command": call.command if isinstance(call.command, str) else [*(call.command or ())],
+        "objective": objective | {key: given[key] for key in OF_OBJECTIVE if key in given},
+        **{key: given[key] for key in (*OF_COMMAND, *DURATIONS) if key in given},
+        "budget": {"per_trial": given.get("budget", "60s"), "trials": call.trials or 20},
+        "baseline": dict(call.baseline or {}),
+        "search": dict(call.search or {}),
+    }
+    content_text = cfg.to_yaml(content)
+    digest = hashlib.sha256(content_text.encode()).hexdigest()[:8]
+    path = folder(call.storage) / notebook.FOLDER / f"command-{digest}.yaml"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, content_text)
+    return path
 
 
 def _run_command(options: SearchOptions, name: str) -> None:

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from tunediff import analysis, search_space
 from tunediff.analysis import evidence, journals
-from tunediff.api.options import JobOptions, TargetOptions, check_files
+from tunediff.api.options import SearchOptions, SearchSetup, check_files
 from tunediff.command.search import check_baseline
 from tunediff.command.workload import CommandWorkload
 from tunediff.config import ConfigError, Lines, is_command
@@ -23,12 +23,11 @@ from tunediff.core import listeners, lock, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
 from tunediff.core.machine import emulated as emulated_formats
-from tunediff.core.options import option, words_option
 from tunediff.core.refusals import allow, check_name, check_new, check_writable, timed_name
-from tunediff.experiment.model import FILE, Experiment, is_search
+from tunediff.experiment.model import FILE, Drawing, Experiment, RunLimit, is_search
 from tunediff.judge import frozen_code
 from tunediff.report import plan
-from tunediff.search_space import MOST_FINALISTS, SearchSpace
+from tunediff.search_space import SearchSpace
 from tunediff.training import number_formats, probe
 from tunediff.training.probe import Measured
 from tunediff.tuning import at_once, experiment, resources, sessions
@@ -38,57 +37,6 @@ log = logging.getLogger(__name__)
 
 NODE_CORES = 9
 """CPU cores assumed for a cluster's nodes: more than all searched loader processes."""
-
-
-@dataclasses.dataclass(kw_only=True)
-class SearchKeywords(TargetOptions, JobOptions):
-    """Options of the command `search` that are keywords of `tunediff.run_search`."""
-
-    trials: int | None = option(None, "trials in all, the baseline included")
-    budget: str | float | None = option(
-        None, "training seconds per trial, e.g. 90s, 10m", convert=search_space.duration_s
-    )
-    total: str | float | None = option(
-        None,
-        "wall-clock of the whole search, confirming runs included, e.g. 8h",
-        convert=search_space.duration_s,
-    )
-    confirm: int | None = option(
-        None, "how many of the best to run again on new seeds; 0: none", metavar="N"
-    )
-    parallel: bool = option(
-        False,
-        "confirm with a run on each of all equal devices of this machine at the same time: GPUs"
-        " (the default there), else cores (OMP_NUM_THREADS of each run)",
-    )
-    seed: int | None = option(None, "seed of the search")
-    warm_start: str | None = option(
-        None, "an earlier search, whose best points are tried first", metavar="NAME"
-    )
-    early_stopping: str | None = option(
-        None, "the rule that stops trials early", choices=search_space.EARLY_STOPPING
-    )
-
-
-@dataclasses.dataclass(kw_only=True)
-class SearchOptions(SearchKeywords):
-    """What is asked of a search."""
-
-    words: Sequence[str] = words_option(
-        "search file (default: digits), or a workload's file, which is searched around its"
-        " baseline",
-        "SPACE.yaml | mine.py | knob=value",
-    )
-    resume: str | None = option(None, "go on with a search that was interrupted", metavar="NAME")
-    dry_run: bool = option(
-        False,
-        "print what would run, what it costs and if it fits; tries a workload of your own first",
-    )
-
-    @property
-    def folder_of_all(self) -> Path:
-        """Return the absolute folder of all searches: Ray's processes may run elsewhere."""
-        return Path(self.storage).resolve()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,9 +221,7 @@ def _of_command(space: SearchSpace) -> Measured:
 
 def _resumed(options: SearchOptions) -> SearchRequest:
     """Return folder and space of an earlier search. Raises `ConfigError`."""
-    names = ("name", "budget", "unit", "warm_start", "early_stopping", "target", "seed")
-    given = any(getattr(options, name) is not None for name in names)
-    if options.words or options.parallel or given:
+    if options.given(SearchSetup, RunLimit) or options.given(Drawing).keys() - {"trials", "total"}:
         raise ConfigError(
             "--resume: takes file, knobs and budget from the folder; only --trials, --total,"
             " --confirm and --track can change"
@@ -297,8 +243,8 @@ def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
     fits = options.trials is None or options.trials >= done
     allow(fits, "--trials", options.trials, f"at least {done}, which are done")
     spent_s = sessions.all_spent_s(folder)
-    fits = limits.get("total", math.inf) >= spent_s
-    allow(fits, "--total", str(options.total), f"at least {math.ceil(spent_s)}s, which are spent")
+    fits = (options.total or math.inf) >= spent_s
+    allow(fits, "--total", limits.get("total"), f"at least {math.ceil(spent_s)}s, which are spent")
     others: dict[str, Any] = {"track": options.track} if options.track is not None else {}
     if options.confirm is not None:
         earlier = Experiment.read(folder).space.get("confirm")
@@ -307,15 +253,13 @@ def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
 
 
 def _confirming(finalists: int, earlier: Any) -> dict[str, Any]:
-    """Return the key of a search file for so many finalists, or none. Raises `ConfigError`."""
-    allowed = f"0 to {MOST_FINALISTS} finalists; 0: none"
-    allow(0 <= finalists <= MOST_FINALISTS, "--confirm", finalists, allowed)
+    """Return the key of a search file for so many finalists, or none."""
     return {"confirm": {**(earlier or {}), "of": finalists}} if finalists else {}
 
 
 def _new(options: SearchOptions) -> SearchRequest:
     """Return folder, space and search file of a new search. Raises `ConfigError`."""
-    storage = options.folder_of_all
+    storage = Path(options.storage).resolve()  # Ray's processes may run elsewhere
     if options.name is not None:
         remote.pull(storage / options.name / FILE)
         check_name(options.name)
@@ -344,9 +288,8 @@ def _new(options: SearchOptions) -> SearchRequest:
             content, str(path), path.parent, narrowed.words, _limits(options)
         )
         log.info("the best %d configurations of %s are tried first", len(points), name)
-    if (seed := options.seed) is not None:
-        allow(0 <= seed < 2**32, "--seed", seed, "a whole number of at least 0 and below 2^32")
-        space = dataclasses.replace(space, seed=seed)
+    if options.seed is not None:
+        space = dataclasses.replace(space, seed=options.seed)
     return SearchRequest(storage / (options.name or _name(path)), space, content, inferred)
 
 
@@ -382,8 +325,8 @@ def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[
 
 def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
     """Return a search file's content with the options' changes. Raises `ConfigError`."""
-    changes = {name: getattr(options, name) for name in ("track", "early_stopping", "warm_start")}
-    content = {**content, **{key: value for key, value in changes.items() if value is not None}}
+    keys = {"track", "early_stopping", "warm_start"}
+    content = {**content, **options.model_dump(include=keys & options.model_fields_set)}
     if options.target is not None:
         content["objective"] = {**_objective(content), "target": options.target}
     if options.confirm is not None:
@@ -426,20 +369,16 @@ def _name(path: Path) -> str:
 
 
 def _limits(options: SearchOptions) -> Lines:
-    """Return the limits of the options, as `budget:` has them. Raises `ConfigError`."""
-    fits = options.trials is None or options.trials >= 1
-    allow(fits, "--trials", options.trials, "a whole number of at least 1")
-    limits = {
-        "per_trial": options.budget,
-        "unit": options.unit,
-        "trials": options.trials,
-        "total": options.total,
-    }
-    return {key: value for key, value in limits.items() if value is not None}
+    """Return the limits of the options, as `budget:` has them."""
+    limits = options.given(RunLimit, Drawing)
+    names = {"budget": "per_trial", "unit": "unit", "compile": "compile"}
+    names |= {"trials": "trials", "total": "total"}
+    return {key: limits[name] for name, key in names.items() if name in limits}
 
 
-def activity(module: str, folder: Path, space: SearchSpace, resume: str) -> Activity:
-    """Return what listeners know of a search; `resume`: the command that goes on with it."""
+def activity(module: str, folder: Path, space: SearchSpace, resume: str = "") -> Activity:
+    """Return what listeners know of a search; `resume`: what goes on with it, if not the command."""
+    resume = resume or text.command("search", "--resume", folder.name, storage=folder.parent)
     settings = {
         "workload": space.workload.name,
         "objective": space.metric,

@@ -27,10 +27,9 @@ from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, check_name, writing
-from tunediff.experiment.model import kind_of
-from tunediff.integrations.services import SERVICES
+from tunediff.experiment.model import Seconds, kind_of
 from tunediff.models import WEIGHTS
-from tunediff.search_space import duration_s
+from tunediff.search_space.sections import Service
 from tunediff.training.knobs import Optimized
 from tunediff.tuning import foreground
 
@@ -40,14 +39,11 @@ PROCESS = "tunediff.api.train_process"
 INITIAL = "weights in a .safetensors file, or a diffusers pipeline"
 
 
-@dataclasses.dataclass(kw_only=True)
 class TrainKeywords(StorageOptions):
     """Options of the command `train` that are keywords of `tunediff.run_training`."""
 
-    budget: str | float | None = option(
-        None, "training seconds, e.g. 90s, 10m, 8h", convert=duration_s
-    )
-    unit: UnitName | None = option(None, UNIT_HELP, choices=("wall", "device"))
+    budget: Seconds | None = option(None, "training seconds, e.g. 90s, 10m, 8h", metavar="SECONDS")
+    unit: UnitName | None = option(None, UNIT_HELP)
     samples: int | None = option(
         None, "training samples, instead of or besides the budget: whichever comes first ends it"
     )
@@ -55,13 +51,12 @@ class TrainKeywords(StorageOptions):
         None, "name of its folder in the folder of all trainings (default: train-CONFIG)"
     )
     out: str | Path | None = option(None, "folder of the run, anywhere, instead of a name")
-    track: str | None = option(None, TRACK_HELP, choices=tuple(SERVICES))
+    track: Service | None = option(None, TRACK_HELP)
     initial: str | Path | None = option(
         None, "weights to start from: a .safetensors file or a folder of a diffusers pipeline"
     )
 
 
-@dataclasses.dataclass(kw_only=True)
 class TrainOptions(TrainKeywords):
     """What is asked of a training."""
 
@@ -70,11 +65,11 @@ class TrainOptions(TrainKeywords):
         "configuration file, such as an exported best.yaml; or digits, cifar10 or mine.py for a"
         " workload's baseline",
     )
-    words: Sequence[str] = words_option("changes to the configuration", "knob=value")
-    every: str | float | None = option(
+    words: tuple[str, ...] = words_option("changes to the configuration", "knob=value")
+    every: Seconds | None = option(
         None,
         "without a budget: training seconds from one evaluation to the next (default: 10m)",
-        convert=duration_s,
+        metavar="SECONDS",
     )
 
 
@@ -159,11 +154,10 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
     allow(samples is None or samples >= 1, "--samples", samples, "a whole number of at least 1")
     if seconds is not None or samples is not None:
         allowed = "without --budget and --samples; with them, set evaluation.points"
-        allow(every is None, "--every", every, allowed)
+        allow(every is None, "--every", every and text.format_exact(every), allowed)
         if seconds is None:
             return Budget(None, samples)
-        wall_s = duration_s(seconds, "--budget")
-        return Budget(own_s(wall_s, options.unit or "wall", config.devices), samples)
+        return Budget(own_s(seconds, options.unit or "wall", config.devices), samples)
     # A user's own section may have that name as well, and knobs that mean something else
     optimizer = getattr(config.knobs, "optimizer", None)
     if isinstance(optimizer, Optimized):
@@ -171,7 +165,7 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
         allow(optimizer.decay == "constant", "optimizer.decay", optimizer.decay, allowed)
     # Schedules follow fractions of a budget: an open-ended training has that of its first
     # `evaluation.points` rounds.
-    first_s = duration_s(every or "10m", "--every") * config.evaluation.points
+    first_s = (every or 600.0) * config.evaluation.points
     return Budget(first_s, open_ended=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from tunediff.api.calls import (
     called,
     folder,
     keywords,
-    options_of,
     words,
 )
 from tunediff.api.display import lines_of
@@ -67,12 +65,10 @@ class Training:
         return f"Training({str(self.folder)!r})"
 
 
-@dataclasses.dataclass(kw_only=True)
 class TrainCall(ProgressKeywords, TrainKeywords):
     """The keywords of `run_training`."""
 
 
-@dataclasses.dataclass(kw_only=True)
 class ProfileCall(ProgressKeywords, ProfileKeywords):
     """The keywords of `run_profile`."""
 
@@ -99,7 +95,9 @@ def run_training(config: Any, *knobs: Knobs, **options: Any) -> Training:
                 "run_training: needs budget or samples; only the command trains without an end"
             )
         path = Path(notebook.named(config, folder(call.storage)))
-        asked = options_of(call, TrainOptions, config=path, words=words(knobs))
+        asked = call.part(
+            TrainOptions, config=path, words=words(knobs), storage=folder(call.storage)
+        )
         request = train_run.prepare(asked)
         if stopped := train_run.run(request, lines_of(call.progress)):
             raise KeyboardInterrupt(stopped)
@@ -121,7 +119,9 @@ def run_profile(config: Any, *knobs: Knobs, **options: Any) -> ProfileResult:
         call = ProfileCall(**options)
         out = Path(call.out).expanduser().absolute() if call.out is not None else None
         path = Path(notebook.named(config, folder(call.storage)))
-        asked = options_of(call, ProfileOptions, config=path, words=words(knobs), out=out)
+        asked = call.part(
+            ProfileOptions, config=path, words=words(knobs), out=out, storage=folder(call.storage)
+        )
         return profile_run.run(asked, "tunediff.run_profile", lines_of(call.progress))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import os
 import re
@@ -16,7 +15,6 @@ from tunediff.core.options import Options, option
 log = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(kw_only=True)
 class MachineOptions(Options):
     """What a search or comparison may use."""
 

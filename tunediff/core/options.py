@@ -1,36 +1,44 @@
-"""Options that a command and a call from Python share, each written once: a field of a dataclass.
+"""Options of commands, of calls from Python and of experiments, each written once: a field of a
+pydantic model.
 
 `cli.add_options` makes the options of a command line from the fields, `api.calls.keywords` the
-keywords of a function. A field that is true by default, such as `check`, is `--no-check` there.
+keywords of a function, `experiment.model` a file. A field that is true by default, such as `check`,
+is `--no-check` on a command line; one without `option` is of files alone.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import re
 import shlex
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
 
-from tunediff.core import files, remote
-from tunediff.core.refusals import allow
+import pydantic
+from pydantic import AfterValidator
+from pydantic.fields import FieldInfo
+
+from tunediff.core import files, remote, text
+from tunediff.core.errors import ConfigError
 
 STORAGE_HELP = (
     "folder of all searches, comparisons and trainings, or its address, e.g. s3://bucket/prefix"
     f" (default: {files.STORAGE})"
 )
-REQUIRED = dataclasses.MISSING
+JSON_HELP = "print the result as JSON, nothing else on stdout"
+REQUIRED = ...
 """Default of an option that has to be given."""
+S = TypeVar("S", bound="Section")
+ALLOWED = {"int": "a whole number", "float": "a number", "bool": "true, false"}
+"""What takes the place of a value that is none of its type."""
 
 
 def option(default: Any, help: str, **details: Any) -> Any:
-    """Return a dataclass field with what a command line needs to know of it.
+    """Return a field with what a command line needs to know of it.
 
-    `details`: `flag`, where it is not the name of the field, `choices`, `metavar`, `short`,
-    `repeated` for an option that may be given several times, and a function `convert(value, flag)`
-    that returns or refuses a value.
+    `details`: `flag`, where it is not the name of the field, `metavar`, `short`, `repeated` for an
+    option that may be given several times, `allowed` in words, and the limits of pydantic (`ge`).
     """
-    return dataclasses.field(default=default, metadata={"help": help, **details})
+    limits = {name: details.pop(name) for name in ("ge", "gt", "le", "lt") if name in details}
+    return pydantic.Field(default, description=help, json_schema_extra=details, **limits)
 
 
 def words_option(help: str, metavar: str) -> Any:
@@ -38,67 +46,108 @@ def words_option(help: str, metavar: str) -> Any:
     return option((), help, metavar=metavar, flag="words")
 
 
-@dataclasses.dataclass(kw_only=True)
-class Options:
-    """Base of all options. Raises `ConfigError` for a value that an option cannot have."""
+class Section(pydantic.BaseModel):
+    """Fields that belong together: a part of a file, and of the options of commands."""
 
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value, flag = getattr(self, field.name), flag_of(field)
-            if getattr(value, "ndim", None) == 0:  # numbers of numpy, as tables have them
-                value = value.item()
-            if value is not None and type_of(field) is int:
-                whole = isinstance(value, int) and not isinstance(value, bool)
-                allow(whole, flag, value, "a whole number")
-            if choices := field.metadata.get("choices"):
-                allow(value is None or value in choices, flag, value, ", ".join(choices))
-            if value is not None and (convert := field.metadata.get("convert")):
-                value = convert(value, flag)
-            setattr(self, field.name, value)
+    model_config = pydantic.ConfigDict(
+        extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True
+    )
 
-    def command_line(self, module: str, kind: type[Options]) -> str:
+
+class Options(Section):
+    """Base of the options of commands and calls. None means: not given."""
+
+    if not TYPE_CHECKING:  # type checkers see one parameter for each field
+
+        def __init__(self, **values: Any) -> None:
+            """Raises `ConfigError` for a value that an option cannot have."""
+            given = {name: value for name, value in values.items() if value is not None}
+            for name, value in given.items():
+                if getattr(value, "ndim", None) == 0:  # numbers of numpy, as tables have them
+                    given[name] = value.item()
+            try:
+                super().__init__(**given)
+            except pydantic.ValidationError as error:
+                raise ConfigError(_refusal(type(self), error.errors()[0])) from None
+
+    def given(self, *kinds: type[Section]) -> dict[str, Any]:
+        """Return the values, as text takes them, of the fields of `kinds` that are given and no
+        defaults."""
+        names = {name for kind in kinds for name in kind.model_fields}
+        values = self.model_dump(include=names & self.model_fields_set)
+        fields = type(self).model_fields
+        return {name: value for name, value in values.items() if value != fields[name].default}
+
+    def part(self, kind: type[S], **others: Any) -> S:
+        """Return the fields that make up `kind`, and others."""
+        names = kind.model_fields.keys() & self.model_fields_set
+        return kind(**{name: getattr(self, name) for name in names} | others)
+
+    def command_line(self, module: str, kind: type[Section]) -> str:
         """Return the command that asks for the same: the fields of `kind` that are not defaults."""
         line = list(getattr(self, "words", ()))
-        for field in dataclasses.fields(kind):
-            value, flag = getattr(self, field.name), flag_of(field)
-            if field.metadata.get("repeated"):
+        for name, value in self.given(kind).items():
+            flag, about = flag_of(name, kind.model_fields[name]), about_of(kind.model_fields[name])
+            if about.get("repeated"):
                 texts = (one if isinstance(one, str) else shlex.join(one) for one in value)
                 line += [word for one in texts for word in (flag, one)]
-            elif field.name != "words" and value != field.default:
+            elif flag != "words":
                 line += [flag] if isinstance(value, bool) else [flag, str(value)]
         return shlex.join(["python", "-m", f"tunediff.{module}", *line])
 
 
-def type_of(field: dataclasses.Field[Any]) -> type:
-    """Return the type of the words that give a field its value: `int` for `int | None`."""
-    names = re.findall(r"\w+", str(field.type))  # as text: annotations are not evaluated
-    return next((kind for kind in (bool, str, int, float, Path) if kind.__name__ in names), str)
+def about_of(field: FieldInfo) -> dict[str, Any]:
+    """Return what `option` says of a field."""
+    return field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
 
 
-def flag_of(field: dataclasses.Field[Any]) -> str:
+def flag_of(name: str, field: FieldInfo) -> str:
     """Return the option of a command line that sets a field: `--dry-run`, `--no-check`."""
     prefix = "--no-" if field.default is True else "--"
-    flag: str = field.metadata.get("flag") or prefix + field.name.replace("_", "-")
-    return flag
+    return str(about_of(field).get("flag") or prefix + name.replace("_", "-"))
 
 
-@dataclasses.dataclass(kw_only=True)
+def choices_of(annotation: Any) -> tuple[str, ...]:
+    """Return the values of a type such as `Literal["a", "b"] | None`; () if they are not listed."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return next(filter(None, map(choices_of, get_args(annotation))), ())
+
+
+def _refusal(kind: type[Section], detail: Any) -> str:
+    """Return the message for one pydantic error."""
+    name, value, what = detail["loc"][0], detail["input"], detail["type"]
+    if (field := kind.model_fields.get(name)) is None or what == "missing":
+        return f"{name}: {'no such option' if field is None else 'is missing'}"
+    flag = flag_of(name, field)
+    shown = text.truncate(repr(str(value) if isinstance(value, Path) else value), 60)
+    if what == "value_error":
+        error = detail["ctx"]["error"]
+        return str(error) if isinstance(error, ConfigError) else f"{flag}: {shown} {error}"
+    listed = ", ".join(choices_of(field.annotation))
+    allowed = about_of(field).get("allowed") or listed or ALLOWED.get(what.partition("_")[0])
+    return f"{flag}: {shown} is not allowed; allowed: {allowed or detail['msg']}"
+
+
+def _storage(value: Any) -> Any:
+    return remote.local(value) if isinstance(value, str | Path) else value
+
+
+Storage = Annotated[str | Path, AfterValidator(_storage)]
+
+
 class StorageOptions(Options):
     """Where results are."""
 
-    storage: str | Path = option(
-        files.STORAGE, STORAGE_HELP, convert=lambda value, _: remote.local(value)
-    )
+    storage: Storage = option(files.STORAGE, STORAGE_HELP)
 
 
-@dataclasses.dataclass(kw_only=True)
 class JsonOptions(Options):
     """How a command prints its result."""
 
-    json: bool = option(False, "print the result as JSON, nothing else on stdout")
+    as_json: bool = option(False, JSON_HELP, flag="--json")
 
 
-@dataclasses.dataclass(kw_only=True)
 class PrintingOptions(JsonOptions):
     """How a command prints its progress and its result."""
 

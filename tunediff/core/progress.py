@@ -16,12 +16,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
 
 from tqdm import tqdm
 
 from tunediff.core import text
 from tunediff.core.files import write_text
+from tunediff.core.options import PrintingOptions
 from tunediff.core.signals import command_began
 
 log = logging.getLogger(__name__)
@@ -139,13 +139,6 @@ class _Bar:
             self._bar.close()
 
 
-class ProgressOptions(Protocol):
-    """The options that say how a command prints."""
-
-    quiet: bool
-    json: bool
-
-
 @dataclasses.dataclass(frozen=True)
 class EventLines:
     """Where and how a command's lines go.
@@ -161,9 +154,9 @@ class EventLines:
     """Monotonic time from which lines count: that at which the command or the call began."""
 
     @classmethod
-    def of(cls, args: ProgressOptions) -> EventLines:
+    def of(cls, options: PrintingOptions) -> EventLines:
         """Return what the options of a command ask for."""
-        return cls(args.quiet, args.json, begun=command_began())
+        return cls(options.quiet, options.as_json, begun=command_began())
 
     @property
     def aside(self) -> EventLines:

@@ -8,19 +8,21 @@ NAME/experiment.yaml   trials/tNNNN/journal.jsonl …
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import pydantic
-from pydantic import BeforeValidator, Field, PlainSerializer
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines
 from tunediff.core import text
 from tunediff.core.clock import UnitName
 from tunediff.core.files import write_text
+from tunediff.core.options import Section, option
 
 FILE = "experiment.yaml"
 Kind = Literal["search", "confirmation", "comparison"]
@@ -33,7 +35,12 @@ _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\
 
 
 def seconds_of(value: Any) -> float:
-    """Return the seconds of a duration above 0 in words: 90s, 10m, 1h30m. Raises `ValueError`."""
+    """Return the seconds of a duration above 0: a number, or in words 90s, 10m, 1h30m. Raises
+    `ValueError`."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if not 0 < value < math.inf:
+            raise ValueError("is not allowed; allowed: a duration above 0, e.g. 90s")
+        return float(value)
     match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None or not any(match.groups()):
         raise ValueError("is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m")
@@ -43,68 +50,113 @@ def seconds_of(value: Any) -> float:
     return total
 
 
-def _seconds(value: Any) -> Any:
-    return seconds_of(value) if isinstance(value, str) else value
+Seconds = Annotated[float, BeforeValidator(seconds_of), PlainSerializer(text.format_exact)]
+"""Seconds; in a file and on a command line a number with its unit."""
 
 
-Seconds = Annotated[
-    float, BeforeValidator(_seconds), Field(gt=0), PlainSerializer(text.format_exact)
-]
-"""Seconds; in a file a number with its unit."""
+class Share(float):
+    """A share of a value, as its words `2%` have said it."""
+
+    def __str__(self) -> str:
+        return f"{100 * self:.15g}%"
 
 
-class Section(pydantic.BaseModel):
-    """A part of an experiment, which never changes."""
+def _share(value: Any) -> float:
+    if isinstance(value, Share):
+        return value
+    words = value if isinstance(value, str) else str(float(value))
+    try:
+        number = Share(float(words[:-1]) / 100) if words.endswith("%") else float(words)
+    except ValueError:
+        number = 0.0
+    if not 0 < number < math.inf:
+        raise ValueError("is not allowed; allowed: a number above 0, or a share such as 2%")
+    return number
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
+
+class RunLimit(Section):
+    """What ends a run, as far as commands and calls have options for it."""
+
+    budget: Seconds | None = option(
+        None,
+        "training seconds of a run, e.g. 90s, 10m (default: those of the search file; 60s of a"
+        " comparison, of commands that end by themselves none)",
+        metavar="SECONDS",
+    )
+    """None: it goes on to its own end."""
+    unit: UnitName = option(
+        "wall",
+        "what the budget counts: training seconds (wall, the default), or these times devices"
+        " (device)",
+    )
+    compile: Literal["charged", "free"] = option(
+        "charged", "whether compiling counts as training (default: charged)"
+    )
+    target: str | None = option(
+        None,
+        "what a run is to reach in less time, e.g. val_loss<=3.28 (compare: with --better time)",
+        metavar="CONDITION",
+    )
 
 
-class Limit(Section):
+class Limit(RunLimit):
     """What ends a run."""
 
-    budget: Seconds | None = None
-    """Seconds of a run, in `unit`; None: it goes on to its own end."""
-    unit: UnitName = "wall"
-    """Unit of `budget`: training seconds, or these times devices."""
-    compile: Literal["charged", "free"] = "charged"
-    """Whether compile seconds count as training seconds."""
     setup: Literal["charged", "free"] = "free"
     """Whether what a workload does before its first batch counts as training seconds."""
     deadline: Seconds | None = None
     """Wall-clock until `timeout`, evaluations included."""
     price_per_device_hour: float | None = None
-    target: str | None = None
-    """What the objective is to reach: `val_loss<=3.28`."""
 
 
 class Drawing(Section):
     """The rule that ends a search."""
 
-    trials: int
-    """Trials in all, the baseline included."""
-    total: Seconds | None = None
-    """Wall-clock of the search with its confirming runs."""
-    early_stopping: EarlyStopping = "none"
+    trials: int | None = option(
+        None, "trials in all, the baseline included", ge=1, allowed="a whole number of at least 1"
+    )
+    total: Seconds | None = option(
+        None,
+        "wall-clock of the whole search, confirming runs included, e.g. 8h",
+        metavar="SECONDS",
+    )
+    early_stopping: EarlyStopping = option("none", "the rule that stops trials early")
 
 
-class SequentialTest(Section):
+class RuleOfPairs(Section):
+    """The sequential test, as far as commands and calls have options for it."""
+
+    better: Better = option(
+        "value",
+        "what B must be better in: the metric's value (default), or time, with values that are"
+        " shown to meet --target, to be no worse by --margin, or equal --within",
+    )
+    margin: float | None = option(
+        None,
+        "for --better time: how much worse than A's the metric may be",
+        metavar="X",
+        gt=0,
+        allowed="a number above 0 in units of the metric, such as 0.01",
+    )
+    pairs: int = option(12, "pairs of runs at most, 3 to 100 (default: 12)")
+    within: Annotated[float, PlainValidator(_share), PlainSerializer(str)] | None = option(
+        None, "a difference that does not matter, e.g. 2% of A's value, or 0.01 of an accuracy"
+    )
+    level: float = option(
+        0.05, "probability of a wrong verdict if nothing differs (default: 0.05)", metavar="P"
+    )
+    one_sided: bool = option(
+        False, "all of it for «better»: B is never called worse, and found sooner"
+    )
+    fixed: bool = option(False, "one look, after all --pairs: Student's t-test")
+    equal: bool = option(
+        False, "A against itself, B on other seeds: a trial of the comparison, to find nothing"
+    )
+
+
+class SequentialTest(RuleOfPairs):
     """The sequential test that ends a comparison, or the runs that confirm a search."""
 
-    pairs: int = Field(12, ge=2)
-    """Seeds at most, on each of which all candidates run."""
-    level: float = Field(0.05, gt=0, lt=1)
-    """Probability of a wrong verdict if nothing differs."""
-    one_sided: bool = False
-    fixed: bool = False
-    """One look, after all seeds."""
-    equal: bool = False
-    """A against itself on other seeds."""
-    better: Better = "value"
-    """What is compared: the objective, or the seconds, for which the objective has to do."""
-    margin: float | None = None
-    """How much worse than A's the objective of B may be, in its units."""
-    within: float | None = None
-    """The difference that does not matter, as a share of A's falling value."""
     counted: Counted = "end"
 
 
@@ -119,9 +171,9 @@ class Experiment(Section):
     mode: Mode
     cost: str | None = None
     """The second objective of a search."""
-    candidates: dict[str, str] = {}
+    candidates: dict[str, str] = Field(default_factory=dict)
     """The sides of a comparison, as the user named them; configurations are in their folders."""
-    space: Lines = {}
+    space: Lines = Field(default_factory=dict)
     """What the candidates of a search are drawn from, by keys of a search file."""
     limit: Limit = Limit()
     search: Drawing | None = None

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff.analysis import sides as side_files
 from tunediff.analysis.comparison import Comparison
-from tunediff.api import command_calls, compare_run, notebook
-from tunediff.api.calls import (
-    ProgressKeywords,
-    as_printed,
-    called,
-    folder,
-    keywords,
-    options_of,
-    words,
-)
-from tunediff.api.command_calls import CommandKeywords
-from tunediff.api.command_options import CommandCompareOptions
-from tunediff.api.compare_setup import CompareKeywords, CompareOptions
+from tunediff.api import notebook, run
+from tunediff.api.calls import ProgressKeywords, as_printed, called, folder, keywords, words
 from tunediff.api.display import lines_of, show_figures
-from tunediff.core.options import option
+from tunediff.api.options import CompareOptions, refuse_settings_of_commands
+from tunediff.command.template import shown
+from tunediff.config import ConfigError
 from tunediff.report import pair_summary, pair_words, style
 from tunediff.report import pairs as report
 from tunediff.report.pair_result import PairVerdict
@@ -80,21 +69,17 @@ class PairedComparison:
         self, address: str | None = None, cpus: int | None = None, progress: bool = True
     ) -> PairedComparison:
         """Go on with a comparison that was interrupted; see `run_comparison`."""
-        kind = CommandCompareOptions if side_files.of_commands(self.folder) else CompareOptions
-        options = kind(resume=self.name, storage=self.folder.parent, address=address, cpus=cpus)
+        options = CompareOptions(
+            resume=self.name, storage=self.folder.parent, address=address, cpus=cpus
+        )
         return _run(options, progress)
 
     def __repr__(self) -> str:
         return f"PairedComparison({str(self.folder)!r})"
 
 
-@dataclasses.dataclass(kw_only=True)
-class CompareCall(ProgressKeywords, CommandKeywords, CompareKeywords):
+class CompareCall(ProgressKeywords, CompareOptions):
     """The keywords of `run_comparison`."""
-
-    at: Sequence[str] = option(
-        (), "with command=: two git revisions to compare; . is the working copy"
-    )
 
 
 @keywords(CompareCall)
@@ -123,21 +108,22 @@ def run_comparison(a: Side = None, b: Side = None, **options: Any) -> PairedComp
     """
     with called():
         call = CompareCall(**options)
-        asked: compare_run.AnyOptions
-        if call.reproduce is not None:
-            if side_files.of_commands(call.reproduce):
-                asked = options_of(call, CommandCompareOptions)
-            else:
-                asked = options_of(call, CompareOptions)
-        elif call.command is not None:
-            asked = command_calls.comparison(call, a, b)
-        else:
-            call.check_unused()
-            storage = folder(call.storage)
+        call.storage = storage = folder(call.storage)
+        if call.command:
+            call.words = (*_parameters("a", a), *_parameters("b", b))
+        elif call.reproduce is None:
+            refuse_settings_of_commands(call)
             alone = call.equal and b is None
-            sides = [*_side(a, a, storage), *([] if alone else _side(a, b, storage))]
-            asked = options_of(call, CompareOptions, words=sides)
-    return _run(asked, call.progress)
+            call.words = (*_side(a, a, storage), *([] if alone else _side(a, b, storage)))
+    return _run(call, call.progress)
+
+
+def _parameters(side: str, values: Any) -> list[str]:
+    """Return the words that give parameters of a command their values."""
+    if values is not None and not isinstance(values, Mapping):
+        allowed = "values of the command's parameters by name, e.g. {'lr': 1e-3}"
+        raise ConfigError(f"{side}: {values!r} is not allowed with command=; allowed: {allowed}")
+    return [f"{name}={shown(value)}" for name, value in (values or {}).items()]
 
 
 def _side(a: Side, side: Side, storage: Path) -> list[str]:
@@ -154,6 +140,6 @@ def _parts(side: Side) -> Sequence[Any]:
     return side if isinstance(side, tuple) else (side,)
 
 
-def _run(options: compare_run.AnyOptions, progress: bool) -> PairedComparison:
+def _run(options: CompareOptions, progress: bool) -> PairedComparison:
     with called(cluster=True):
-        return PairedComparison(compare_run.run(options, lines_of(progress)))
+        return PairedComparison(run.compare(options, lines_of(progress)))

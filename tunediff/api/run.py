@@ -1,0 +1,437 @@
+"""Run the experiment in a folder: a search with the runs that confirm it, or a comparison."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tunediff import analysis
+from tunediff import config as cfg
+from tunediff.analysis import confirming_runs, journals
+from tunediff.analysis import sides as side_files
+from tunediff.analysis.comparison import Comparison
+from tunediff.api import compare_setup, search_setup
+from tunediff.api.compare_setup import Say
+from tunediff.api.options import CompareOptions, JobOptions, SearchOptions
+from tunediff.api.search_setup import SearchRequest
+from tunediff.command import worktrees
+from tunediff.command.trial import CommandBackend
+from tunediff.core import machine, text
+from tunediff.core import trial_record as record
+from tunediff.core.journal import repeat_lost
+from tunediff.core.listeners import Activity, Listener, Listeners
+from tunediff.core.lock import alone
+from tunediff.core.outcomes import Status
+from tunediff.core.progress import EventLines, log_exceptions
+from tunediff.core.refusals import writing
+from tunediff.core.text import pluralize
+from tunediff.experiment.model import Experiment
+from tunediff.judge import frozen_code, ledger, locked_judge, proof, verification
+from tunediff.ray_backend import connection
+from tunediff.report import pair_summary, pair_words, plan, verdicts
+from tunediff.report.console import Console
+from tunediff.report.heartbeat import Heartbeat
+from tunediff.report.live_table import LiveTable
+from tunediff.search_space import SearchSpace
+from tunediff.tuning import at_once, confirming, experiment, resources, rounds, sessions
+from tunediff.tuning.backend import Backend
+from tunediff.tuning.sessions import CommandTime
+from tunediff.tuning.templates import SharedTemplates, Templates
+from tunediff.tuning.trial_spec import TrialSpec
+
+Display = Callable[..., Console]
+"""Makes the console of the runs in a folder; takes folder, space and `planned` of `Console`."""
+Work = Callable[[Listeners, CommandTime], None]
+"""Runs what is left of an experiment."""
+
+
+def run(
+    activity: Activity, options: JobOptions, lines: EventLines, new: bool, work: Work
+) -> CommandTime:
+    """Run what is left of the experiment of `activity`, alone in its folder.
+
+    Returns what charges it for whatever follows. Raises `ConfigError`, and `StoppedError` or
+    `KeyboardInterrupt` that say how to resume it.
+    """
+    folder = activity.folder
+    with (
+        experiment.resumable(activity.module, folder, options),
+        experiment.start_of(folder, new=new),
+    ):
+        command_time, listeners = CommandTime(folder, lines.begun), Listeners()
+        try:
+            with listeners.opened(activity, lines.say), alone(folder):
+                work(listeners, command_time)
+                command_time.charge()
+        finally:
+            command_time.charge()
+    return command_time
+
+
+# ---- a search
+def search(
+    request: SearchRequest,
+    options: SearchOptions,
+    lines: EventLines,
+    display: Display | None = None,
+) -> CommandTime:
+    """Make the folder of a new search and run what is not finished, confirming runs included.
+
+    Leaves tables, figures and report.html in the folder. See `run`.
+    """
+    new, space, planned = request.content is not None, request.space, None
+    with _templates(request.space, options) as templates:
+        if new:
+            say = functools.partial(lines.aside.say, timed=False)
+            made = search_setup.create(request, options, say, lines.quiet, templates)
+            space, planned = made
+        shows = display or console(lines)
+        activity = search_setup.activity("search", request.folder, space)
+
+        def work(listeners: Listeners, command_time: CommandTime) -> None:
+            _search(request.folder, space, options, shows, planned, listeners, command_time,
+                    templates)  # fmt: skip
+
+        return run(activity, options, lines, new, work)
+
+
+@contextlib.contextmanager
+def _templates(space: SearchSpace, options: SearchOptions) -> Iterator[Templates]:
+    """Yield the templates of the trials on this machine, which are prepared from the start on:
+    Ray's workers use the same."""
+    variables = dict[str, str]()
+    if options.address is None:
+        here = resources.local()
+        place = resources.share(space, here).place([here], 1)
+        variables = {machine.OMP: str(place.threads)}  # as Ray sets it for its workers
+    shared = SharedTemplates(uuid.uuid4().hex, list(sys.path), variables)
+    # What a user's file prints while it is imported, its import here has printed
+    with open(os.devnull, "wb") as output, Templates(output, shared) as templates:
+        yield templates
+
+
+def console(lines: EventLines) -> Display:
+    """Return what shows the progress: a live table in a terminal, a line per event elsewhere."""
+    terminal = not (lines.quiet or lines.on_stderr or lines.logged) and sys.stdout.isatty()
+    return functools.partial(LiveTable if terminal else Console, lines=lines)
+
+
+def _search(
+    folder: Path, space: SearchSpace, options: SearchOptions, display: Display,
+    planned: Mapping[str, Any] | None,
+    listeners: Listeners, command_time: CommandTime, templates: Templates,
+) -> None:  # fmt: skip
+    share = functools.partial(resources.share, space)
+    with contextlib.ExitStack() as stack:
+        # Other points that were lost may be drawn again
+        repeat_lost(folder, space.candidates)
+        searched = confirming.complete(folder, space)
+        nothing_left = searched or experiment.out_of_time(folder, space)
+        is_here = options.address is None
+        if nothing_left and not confirming.pending(folder, space, is_here):
+            command_time.dismiss()
+            return
+        frozen_code.check_unedited(folder, options.force)
+        command_time.charge()
+        session = stack.enter_context(contextlib.ExitStack())
+        if not searched:
+            session.enter_context(
+                sessions.noted(folder, options.command_line("search", SearchOptions))
+            )
+        shown = session.enter_context(display(folder, space, planned=planned))
+        where = (folder, share, options.address)
+        trains = (shown.greet, [space.baseline], space.evaluates)
+        opened: contextlib.AbstractContextManager[Backend] = (
+            _confirming_backend(folder, options, share, shown.greet)
+            if searched
+            else connection.workers(*where, experiment.warm(space), *trains, templates)
+        )
+        devices = stack.enter_context(contextlib.ExitStack())
+        backend = devices.enter_context(opened)
+        backend.say_through(shown.say)
+        listeners.speak_through(shown.say)
+        if not searched:
+            with listeners.with_listeners(shown):
+                connection.search(folder, space, backend, listeners)
+        if why := confirming_runs.nothing_to_confirm(analysis.read(folder)):
+            shown.say(f"nothing to confirm: {why}")
+        session.close()
+        if left_out := journals.not_begun(analysis.read(folder), journals.sessions(folder)):
+            shown.say(f"not begun: {left_out}")
+        if confirming.pending(folder, space, is_here):
+            if not searched and _confirming_space(folder, is_here).at_once > 1:
+                devices.close()  # Ray's workers leave them to processes of this command
+                again = _confirming_backend(folder, options, share, lambda dashboard: None)
+                backend = devices.enter_context(again)
+            _run_again(folder, options, backend, display, listeners)
+        elif not why and space.finalists and space.budget.total_s is not None:
+            shown.say(_no_time(folder, space))
+
+
+def _confirming_space(folder: Path, is_here: bool) -> SearchSpace:
+    prepared = confirming.prepare(analysis.read(folder), is_here)
+    assert prepared is not None
+    return prepared[1]
+
+
+def _confirming_backend(
+    folder: Path, options: SearchOptions, share: Callable[..., resources.ResourcePartition],
+    greet: Callable[[str | None], None],
+) -> contextlib.AbstractContextManager[Backend]:  # fmt: skip
+    """Return what runs the confirming runs outside of their search, one at a time or on all equal
+    devices of this machine."""
+    space = _confirming_space(folder, options.address is None)
+    if run_devices := confirming.run_devices(space, options.address):
+        share = at_once.divided_among(run_devices, functools.partial(resources.share, space))
+    configs, evaluates = [space.baseline], space.evaluates
+    return connection.one_by_one(
+        folder, share, options.address, greet, configs, evaluates, run_devices
+    )
+
+
+def _run_again(
+    folder: Path, options: SearchOptions, backend: Backend, display: Display, listeners: Listeners
+) -> None:
+    """Run finalists and baseline on new seeds until it is decided."""
+    is_here = options.address is None
+    prepared = confirming.prepare(results := analysis.read(folder), is_here)
+    assert prepared is not None
+    place, space = prepared
+    run_devices = confirming.run_devices(space, options.address)
+    why = confirming.of_finalists(results, is_here)[1]
+    if not confirming.left(results, place, space):
+        return
+    repeat_lost(place)
+    with display(place, space) as shown, listeners.with_listeners(shown):
+        listeners.speak_through(shown.say)
+        log_exceptions("what is confirmed", _announce, shown)
+        if why and not run_devices:
+            shown.say(f"one confirming run at a time: {why}")
+        tell = functools.partial(_tell, shown)
+        confirming.run(results, place, space, backend, listeners, tell)
+        if not confirming.over(results, place):
+            shown.say(_no_time(results.folder, results.space))
+
+
+def _no_time(folder: Path, space: SearchSpace) -> str:
+    total_s = space.budget.total_s or 0.0
+    why = f"another round would not end within the limit of {text.seconds(total_s)}"
+    words = ("search", "--resume", folder.name, "--total", text.seconds(2 * total_s))
+    more = text.command(*words, storage=folder.parent)
+    return f"no further confirming runs: {why}; to go on: {more}"
+
+
+def _announce(console: Console) -> None:
+    """Say that the confirming runs begin."""
+    space = console.space
+    many = pluralize(len(space.candidates) // space.seeds - 1, "finalist")
+    seeds = f"up to {pluralize(space.seeds, 'new seed')} each, fewer if it is decided before"
+    if space.at_once > 1:
+        seeds += f"; {space.at_once} runs at the same time"
+    console.say(f"confirming: {many} and the baseline, {seeds}")
+
+
+def _tell(console: Console, confirmed: Comparison) -> None:
+    verdict = "; ".join(verdicts.so_far(confirmed)) or "nothing to compare"
+    console.say(f"after {pluralize(confirmed.analysis.rounds, 'seed')}: {verdict}")
+
+
+# ---- a comparison
+def compare(options: CompareOptions, lines: EventLines) -> Path:
+    """Run a comparison, new or resumed, until it is decided; write its report; return its folder.
+
+    See `run`.
+    """
+    new = options.resume is None
+    if options.out is not None:
+        proof.check(options.out)
+    folder = _create(options, lines) if new else compare_setup.resume(options)
+    if new:
+        ledger.begin(folder, options)
+
+    def work(listeners: Listeners, command_time: CommandTime) -> None:
+        repeat_lost(folder)
+        if not Comparison.read(folder).ended:
+            command_time.charge()
+        heart = Heartbeat(folder, lines.say)  # reads what has ended, once
+
+        def say(message: str) -> None:
+            lines.say(message)
+            heart.beat()
+
+        with contextlib.nullcontext() if lines.quiet else heart:
+            _compare(Comparison.read(folder), options, say, listeners)
+
+    run(_activity(folder, options), options, lines, new, work)
+    ledger.end(folder)
+    locked_judge.show_holdout(folder)
+    if options.out is not None:
+        with writing("--out", options.out):
+            proof.write(folder, options.out)
+    return folder
+
+
+def _activity(folder: Path, options: CompareOptions) -> Activity:
+    """Return what listeners need to know of a comparison."""
+    asked = Experiment.read(folder)
+    settings = {"objective": asked.objective, "budget_s": asked.limit.budget, **asked.candidates}
+    track = [] if options.track is None else ["--track", options.track]
+    resume = text.command("compare", "--resume", folder.name, *track, storage=folder.parent)
+    result = functools.partial(pair_summary.as_json, folder)
+    return Activity("compare", folder, resume, asked.objective, settings, options.track, result)
+
+
+def _create(options: CompareOptions, lines: EventLines) -> Path:
+    """Check a new comparison, print its cost, make its folder. Raises `ConfigError`."""
+    if options.reproduce is not None:
+        compare_setup.refuse_other_than_reproduced(options)
+        storage, name = Path(options.storage), options.name
+        return verification.reproduce(options.reproduce, storage, name, lines.say)
+    with compare_setup.prepare(options, lines.say) as new:
+        if not lines.quiet:
+            for line in plan.lines(compare_setup.planned(new, options, lines.say)):
+                lines.say(line)
+        if options.check:
+            compare_setup.try_commands(new, lines.say)
+        compare_setup.create(new, options)
+    return new.folder
+
+
+def _compare(
+    comparison: Comparison, options: CompareOptions, say: Say, listeners: Listeners
+) -> None:
+    """Run pairs of trainings on workers of this machine or of a cluster, or of commands, which need
+    no workers."""
+    if comparison.ended:
+        return
+    folder = comparison.folder
+    with (
+        sessions.noted(folder, options.command_line("compare", CompareOptions)),
+        _backend(comparison, options, say) as backend,
+        listeners.with_listeners(
+            RunLines(folder, say, backend.show), sessions.SessionNotes(folder)
+        ),
+    ):
+        backend.say_through(say)
+        rounds.run(folder, _rounds(comparison, say), backend, listeners)
+    for name in side_files.SIDES:  # revisions of commands stay in its file
+        worktrees.remove(folder / name / worktrees.SOURCE)
+
+
+@contextlib.contextmanager
+def _backend(comparison: Comparison, options: CompareOptions, say: Say) -> Iterator[Backend]:
+    """Yield what runs the sides of a comparison, and say what they may take."""
+    run_devices = at_once.as_it_began(comparison.at_once)
+    if side_files.of_commands(comparison.folder):
+        _say_budget(comparison, say)
+        yield CommandBackend(comparison.folder, comparison.configs, run_devices)
+        return
+
+    needs = compare_setup.needs(comparison.configs)
+    strategies = [one.parallel.strategy for one in comparison.configs]
+
+    def divided(*machines: resources.Machine) -> resources.ResourcePartition:
+        return resources.divided(machines, *needs, strategies=strategies)
+
+    def greet(dashboard: str | None) -> None:
+        if dashboard is not None:
+            say(dashboard)
+        _say_budget(comparison, say)
+
+    share = at_once.divided_among(run_devices, divided)
+    with connection.one_by_one(
+        comparison.folder, share, options.address, greet, comparison.configs,
+        run_devices=run_devices,
+    ) as backend:  # fmt: skip
+        yield backend
+
+
+def _say_budget(comparison: Comparison, say: Say) -> None:
+    code = side_files.content(comparison.folder, side_files.CODE)
+    if code.get("drawn"):
+        digests = [code[side]["digest"][:12] for side in side_files.SIDES]
+        say(f"seeds from {code['first_seed']} on, by the digests of A and B: {', '.join(digests)}")
+        if left := frozen_code.not_counted(code):
+            say(left)
+    runs = f"at most {comparison.rules.max_rounds} pairs × 2 × {side_files.run_length(comparison)}"
+    if (count := comparison.at_once) > 1:
+        runs += f", {count} runs at the same time"
+    say(f"{runs}; results {comparison.folder}")
+
+
+def _rounds(comparison: Comparison, say: Say) -> rounds.Rounds:
+    """Return the pairs of a comparison, which say how far it is."""
+    folder, experiment, last_words = comparison.folder, comparison.experiment, [""]
+
+    def tell(now: Comparison) -> None:
+        # a resumed one passes over the pairs that it has
+        if now.rounds and (words := pair_words.so_far(now)) != last_words[-1]:
+            last_words.append(words)
+            say(words)
+
+    def over() -> bool:
+        now = Comparison.read(folder)
+        log_exceptions("how far it is", tell, now)
+        return now.ended
+
+    make = functools.partial(
+        TrialSpec.of,
+        folder.absolute(),
+        role="side",
+        keeps=experiment.judge is not None or experiment.holdout is not None,
+        budget=side_files.limits(comparison),
+        metric=comparison.objective,
+        mode=comparison.mode,
+    )
+    sides = zip(comparison.configs, side_files.SIDES, strict=True)
+    candidates = [(config, {"side": side}) for config, side in sides]
+    settings = candidates, comparison.rules.max_rounds, make, over, comparison.at_once
+    if experiment.judge is None:
+        return rounds.Rounds(*settings)
+    judged = locked_judge.JudgedRounds(*settings)
+    judged.comparison = comparison
+    return judged
+
+
+def _run_words(drawn: Mapping[str, Any]) -> str:
+    """Return how messages name a run: its side and seed."""
+    return f"{drawn['side']} seed {drawn['seed']}"
+
+
+class RunLines(Listener):
+    """Shows how runs end, also on Ray's pages."""
+
+    def __init__(
+        self, folder: Path, say: Say, show: Callable[[int, str], object] = lambda slot, words: None
+    ) -> None:
+        """`show`: shows words for a slot, of which a comparison has one."""
+        self._folder, self._say, self._show = folder, say, show
+
+    def start(self, trial: str, content: Mapping[str, Any]) -> None:
+        self._show(0, _run_words(content))
+
+    def end(self, trial: str, content: Mapping[str, Any]) -> None:
+        run, words = record.read_trial(self._folder / "trials" / trial), _run_words(content)
+        if run is not None:
+            words = "  ".join([words, *filter(None, self._ended(run))])
+            self._say(words)
+        self._show(0, words)
+
+    @staticmethod
+    def _ended(run: record.TrialRecord) -> list[str]:
+        """Return how a run ended, in parts of a line."""
+        if not run.points or run.status != Status.OK:
+            return [run.status or "", run.reason]
+        workload, last = cfg.of(cfg.configuration_of(run)), run.points[-1]
+        metric = workload.objective
+        value = text.number(last.get(metric.name))
+        words = [f"{last.get('label', metric.label)} {value} at {last.train_s:.1f} s"]
+        if last.train_s:  # a command may print its own seconds behind its value
+            words.append(f"{text.number(last.samples / last.train_s)} {workload.unit}/s")
+        return words
