@@ -50,7 +50,10 @@ class Section(pydantic.BaseModel):
     """Fields that belong together: a part of a file, and of the options of commands."""
 
     model_config = pydantic.ConfigDict(
-        extra="forbid", arbitrary_types_allowed=True, coerce_numbers_to_str=True
+        extra="forbid",
+        arbitrary_types_allowed=True,
+        coerce_numbers_to_str=True,
+        ser_json_inf_nan="constants",
     )
 
 
@@ -74,9 +77,9 @@ class Options(Section):
         """Return the values, as text takes them, of the fields of `kinds` that are given and no
         defaults."""
         names = {name for kind in kinds for name in kind.model_fields}
-        values = self.model_dump(include=names & self.model_fields_set)
-        fields = type(self).model_fields
-        return {name: value for name, value in values.items() if value != fields[name].default}
+        fields, names = type(self).model_fields, names & self.model_fields_set
+        given = {name for name in names if getattr(self, name) != fields[name].default}
+        return self.model_dump(include=given, mode="json")
 
     def part(self, kind: type[S], **others: Any) -> S:
         """Return the fields that make up `kind`, and others."""

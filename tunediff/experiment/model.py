@@ -50,7 +50,9 @@ def seconds_of(value: Any) -> float:
     return total
 
 
-Seconds = Annotated[float, BeforeValidator(seconds_of), PlainSerializer(text.format_exact)]
+Seconds = Annotated[
+    float, BeforeValidator(seconds_of), PlainSerializer(text.format_exact, when_used="json")
+]
 """Seconds; in a file and on a command line a number with its unit."""
 
 
@@ -139,7 +141,9 @@ class RuleOfPairs(Section):
         allowed="a number above 0 in units of the metric, such as 0.01",
     )
     pairs: int = option(12, "pairs of runs at most, 3 to 100 (default: 12)")
-    within: Annotated[float, PlainValidator(_share), PlainSerializer(str)] | None = option(
+    within: (
+        Annotated[float, PlainValidator(_share), PlainSerializer(str, when_used="json")] | None
+    ) = option(
         None, "a difference that does not matter, e.g. 2% of A's value, or 0.01 of an accuracy"
     )
     level: float = option(
@@ -211,7 +215,9 @@ class Experiment(Section):
     @property
     def lines(self) -> Lines:
         """Return the content of its file: what is not empty."""
-        lines = self.model_dump(exclude_none=True, exclude={"test"} if self.search else None)
+        lines = self.model_dump(
+            mode="json", exclude_none=True, exclude={"test"} if self.search else None
+        )
         return {key: value for key, value in lines.items() if value not in ({}, False)}
 
     def changed(self, **values: Any) -> Experiment:
@@ -227,14 +233,14 @@ class Experiment(Section):
     @property
     def search_file(self) -> Lines:
         """Return a search, or what confirms one, as a search file has it."""
-        limit = self.limit.model_dump(exclude_none=True)
+        limit = self.limit.model_dump(mode="json", exclude_none=True)
         target = limit.pop("target", None)
         budget = {"per_trial": limit.pop("budget"), **limit}
         objective = {"metric": self.objective, "cost": self.cost, "target": target}
         lines = {**self.space, "budget": budget, "track": self.track}
         lines["objective"] = {key: value for key, value in objective.items() if value is not None}
         if self.search is not None:
-            rule = self.search.model_dump(exclude_none=True)
+            rule = self.search.model_dump(mode="json", exclude_none=True)
             lines["early_stopping"] = rule.pop("early_stopping")
             budget |= rule
         if self.kind == "confirmation":
