@@ -81,7 +81,7 @@ def test_every_figure_of_the_report_is_a_matplotlib_figure(night):
         (lambda: tunediff.run_comparison("digits", "digits"), "digits: is what A is here, on the same seeds"),
         (lambda: tunediff.run_training("digits"), "run_training: needs budget or samples"),
         (lambda: tunediff.run_profile("digits", steps=1), "^steps: 1 is not allowed"),
-        (lambda: tunediff.load_model("gone"), "gone: no such file or folder"),
+        (lambda: tunediff.load_model("gone"), "gone: no training, search or exported file"),
     ],
 )
 def test_mistakes_raise_the_message_of_the_command(tmp_path, monkeypatch, capsys, call, message):
