@@ -178,7 +178,7 @@ class Clock:
         self.seconds[to] += seconds
 
     def add(self, part: str, seconds: float) -> None:
-        """Add seconds to a part that were not spent there."""
+        """Attribute extra seconds to a part."""
         self.seconds[part] += seconds
 
     def read(self, synchronize: bool = True) -> float:

@@ -14,80 +14,80 @@ from tunediff.training.engine import Engine
 from tunediff.training.feed import Position
 
 
-def save(run: Engine, pending: Point | None = None) -> None:
+def save(engine: Engine, pending: Point | None = None) -> None:
     """Write all that the training has learned and measured. All ranks call it.
 
     `pending`: a point whose evaluation was interrupted. Raises `OSError` where the disk is full.
     """
-    if run.folder is None:
+    if engine.folder is None:
         return
-    with run.clock.part("checkpoint"):
-        run.strategy.complete(*_result(run))
-        with run.strategy.states_for_file():
-            content = run.state.take()
+    with engine.clock.part("checkpoint"):
+        engine.strategy.complete(*_result(engine))
+        with engine.strategy.states_for_file():
+            content = engine.state.take()
             # What is kept anyway shares its memory, and is written once.
-            content["result"] = run.judged if run.judged is not None else _exported(run)
-        position = run.feed.position if run.feed is not None else None
+            content["result"] = engine.judged if engine.judged is not None else _exported(engine)
+        position = engine.feed.position if engine.feed is not None else None
         content |= {
-            "config": to_dict(run.config),
-            "clock": run.clock.state_dict(),
-            "before_first_batch_s": run.clock.before_first_batch_s,
-            "pace": run.pace.state_dict(),
-            "meter": run.meter.state_dict(),
-            "position": run.world.gather(position and dict(vars(position))),
-            "points": [point.flat for point in run.points],
+            "config": to_dict(engine.config),
+            "clock": engine.clock.state_dict(),
+            "before_first_batch_s": engine.clock.before_first_batch_s,
+            "pace": engine.pace.state_dict(),
+            "meter": engine.meter.state_dict(),
+            "position": engine.world.gather(position and dict(vars(position))),
+            "points": [point.flat for point in engine.points],
             "pending": pending.flat if pending is not None else None,
         }
-        if run.world.main:
-            state.save(content, run.folder)
-        run.world.barrier()
+        if engine.world.main:
+            state.save(content, engine.folder)
+        engine.world.barrier()
 
 
 # ---- the next process goes on
-def find(run: Engine) -> Mapping[str, Any] | None:
+def find(engine: Engine) -> Mapping[str, Any] | None:
     """Return the checkpoint to go on from; None: the training begins at its first step.
 
     Rank 0 reads it and tells the others, so that none can go on alone. One that is of no use is set
-    aside, and `run.restart_reason` says why.
+    aside, and `engine.restart_reason` says why.
     """
-    if run.folder is None:
+    if engine.folder is None:
         return None
     reasons: list[str] = []
-    content = state.load(run.folder, reasons.append) if run.world.main else None
+    content = state.load(engine.folder, reasons.append) if engine.world.main else None
     result = content.pop("result", None) if content is not None else None
-    content, reasons = state.broadcast(content, run.world), run.world.tell(reasons)
-    if content is not None and (misfit := _misfit(run, content)):
-        if run.world.main:
-            state.set_aside(run.folder)
+    content, reasons = state.broadcast(content, engine.world), engine.world.tell(reasons)
+    if content is not None and (misfit := _misfit(engine, content)):
+        if engine.world.main:
+            state.set_aside(engine.folder)
         content, reasons = None, [misfit]
-        run.points, run.pending = [], None
-    if run.complete:
-        run.judged, run.judged_digest = result, run.points[-1].weights_digest
-    run.restart_reason = "".join(reasons)
+        engine.points, engine.pending = [], None
+    if engine.complete:
+        engine.judged, engine.judged_digest = result, engine.points[-1].weights_digest
+    engine.restart_reason = "".join(reasons)
     return content
 
 
-def _misfit(run: Engine, content: Mapping[str, Any]) -> str:
+def _misfit(engine: Engine, content: Mapping[str, Any]) -> str:
     """Return why this training cannot take a checkpoint (version, model), or "".
 
     Tries it with a copy and undoes that: the warm-up must not change the checkpoint's own tensors.
     """
-    before = run.state.copied()
+    before = engine.state.copied()
     error: Exception | None = None
     try:
-        run.points = [Point.of(flat) for flat in content["points"]]
-        run.pending = Point.of(content["pending"]) if content["pending"] is not None else None
-        expected = {"pace": run.pace.state_dict(), "clock": run.clock.state_dict()}
+        engine.points = [Point.of(flat) for flat in content["points"]]
+        engine.pending = Point.of(content["pending"]) if content["pending"] is not None else None
+        expected = {"pace": engine.pace.state_dict(), "clock": engine.clock.state_dict()}
         for name, part in expected.items():
             if missing := sorted(part.keys() - content[name].keys()):
                 raise KeyError(f"{name}: {missing[0]} is missing")
-        run.state.put(state.copied(content))
+        engine.state.put(state.copied(content))
     except Exception as raised:
         if memory.is_oom(raised):
             raise
         error = raised
-    fails = run.world.any(error is not None)
-    run.state.put(before)
+    fails = engine.world.any(error is not None)
+    engine.state.put(before)
     if not fails:
         return ""
     notes = ["on another rank"]
@@ -96,54 +96,54 @@ def _misfit(run: Engine, content: Mapping[str, Any]) -> str:
     return f"{CHECKPOINT} does not fit: {' '.join(', '.join(notes).split())}"
 
 
-def position_in(run: Engine, content: Mapping[str, Any] | None) -> Position | None:
+def position_in(engine: Engine, content: Mapping[str, Any] | None) -> Position | None:
     """Return where this rank's loader goes on; after a change of ranks, the pass's start."""
     positions = (content or {}).get("position") or [None]
     if positions[0] is None:
         return None
-    if len(positions) != run.world.size:
+    if len(positions) != engine.world.size:
         return Position(positions[0]["epoch"])
-    return Position(**positions[run.world.rank])
+    return Position(**positions[engine.world.rank])
 
 
 # ---- the weights that are exported
-def _result(run: Engine) -> list[Any]:
-    return [run.result] if run.result is not None else []
+def _result(engine: Engine) -> list[Any]:
+    return [engine.result] if engine.result is not None else []
 
 
-def _exported(run: Engine) -> Mapping[str, Any]:
+def _exported(engine: Engine) -> Mapping[str, Any]:
     """Return the weights that would be exported now; its tensors are not copied.
 
     All ranks call it together, after `complete` of the strategy.
     """
-    return adapters.state_of(run.result) if run.result is not None else {}
+    return adapters.state_of(engine.result) if engine.result is not None else {}
 
 
-def note_judged(run: Engine, last: bool) -> None:
+def note_judged(engine: Engine, last: bool) -> None:
     """Note the digest of the weights as they are judged now; of the last point keep a copy as well.
 
     All ranks call it; rank 0 has the digest, and all weights of the copy.
     """
-    run.strategy.complete(*_result(run))
-    with run.strategy.states_for_file():
-        now = _exported(run)
-        run.judged_digest = weights.digest(now) if run.world.main else ""
-        run.judged = cast("dict[str, Any]", state.copied(now)) if last else None
+    engine.strategy.complete(*_result(engine))
+    with engine.strategy.states_for_file():
+        now = _exported(engine)
+        engine.judged_digest = weights.digest(now) if engine.world.main else ""
+        engine.judged = cast("dict[str, Any]", state.copied(now)) if last else None
 
 
-def changed_weight(run: Engine) -> str:
+def changed_weight(engine: Engine) -> str:
     """Return the first weight that has changed since the last point has judged it; "" if none has.
 
     All ranks call it; rank 0 knows. Frozen weights beside weights that learn, such as a target
     network, may change, and names may go, as those of a parametrization that is merged.
     """
-    judged, result = run.judged, run.result
+    judged, result = engine.judged, engine.result
     if judged is None or result is None:
         return ""
-    run.strategy.complete(result)
-    with run.strategy.states_for_file():
-        now = _exported(run)
-    if not run.world.main or weights.digest(now) == run.judged_digest:
+    engine.strategy.complete(result)
+    with engine.strategy.states_for_file():
+        now = _exported(engine)
+    if not engine.world.main or weights.digest(now) == engine.judged_digest:
         return ""
     # Buffers learn with the parameters of their module. Averaged weights do not learn at all.
     learns: dict[str, bool] = {}

@@ -26,42 +26,42 @@ _PHASE = re.compile(r"step_\w+_s")
 """Names under which a point has the parts of its mean step."""
 
 
-def evaluate(run: Engine) -> Mapping[str, Any]:
+def evaluate(engine: Engine) -> Mapping[str, Any]:
     """Return the workload's evaluation of its model, in plain values. All ranks call it.
 
     Raises `WorkloadError` without the objective among it, `NotFiniteError` if it is not finite.
     """
-    assert run.evaluation is not None
-    assert run.model is not None
-    models = [model for model in (run.model, run.result) if model is not None]
+    assert engine.evaluation is not None
+    assert engine.model is not None
+    models = [model for model in (engine.model, engine.result) if model is not None]
     # Buffers may differ between ranks: all judge the model that rank 0 saves.
-    if run.strategy.replicas.size > 1:
+    if engine.strategy.replicas.size > 1:
         for buffer in dict.fromkeys(buffer for model in models for buffer in model.buffers()):
-            run.world.first(buffer)
+            engine.world.first(buffer)
     plain = dict.fromkeys(state.plain(model) for model in models)
     with (
         _evaluation_mode(models),
-        run.strategy.callable_alone(*plain),
+        engine.strategy.callable_alone(*plain),
         torch.no_grad(),
-        _fixed_conditions(run),
-        run.compilation.noting(),
+        _fixed_conditions(engine),
+        engine.compilation.noting(),
     ):
-        values = run.evaluation()
-    findings = plain_findings(values, "evaluate_with", run.config.schema.title)
-    _check_objective(run, findings)
+        values = engine.evaluation()
+    findings = plain_findings(values, "evaluate_with", engine.config.schema.title)
+    _check_objective(engine, findings)
     return finite_findings(findings)
 
 
-def _check_objective(run: Engine, findings: Mapping[str, Any]) -> None:
-    metric = of(run.config).objective.name
+def _check_objective(engine: Engine, findings: Mapping[str, Any]) -> None:
+    metric = of(engine.config).objective.name
     if metric not in findings:
         found = ", ".join(findings) or "nothing"
-        raise run.mistake(f'evaluate_with: found {found}, and not OBJECTIVE "{metric}"')
+        raise engine.mistake(f'evaluate_with: found {found}, and not OBJECTIVE "{metric}"')
     value = findings[metric]
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise run.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
-    if run.world.any(not math.isfinite(value)):
-        steps = text.pluralize(run.pace.steps, "step")
+        raise engine.mistake(f'evaluate_with: "{metric}" is {value!r}; it must be one number')
+    if engine.world.any(not math.isfinite(value)):
+        steps = text.pluralize(engine.pace.steps, "step")
         raise NotFiniteError(f"{metric} is {value} after {steps}")
 
 
@@ -79,17 +79,21 @@ def _evaluation_mode(models: Iterable[nn.Module]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _fixed_conditions(run: Engine) -> Iterator[None]:
+def _fixed_conditions(engine: Engine) -> Iterator[None]:
     """Use one number format and equal random numbers inside; then restore the training's."""
-    run.evaluating = True
-    devices = [run.device] if run.device.type == "cuda" else []
+    engine.evaluating = True
+    devices = [engine.device] if engine.device.type == "cuda" else []
     try:
-        with evaluation_precision(run.device), torch.random.fork_rng(devices), randomness.forked():
+        with (
+            evaluation_precision(engine.device),
+            torch.random.fork_rng(devices),
+            randomness.forked(),
+        ):
             torch.manual_seed(0)
             randomness.seed_libraries(0)
             yield
     finally:
-        run.evaluating = False
+        engine.evaluating = False
 
 
 # ---- what it returned

@@ -54,7 +54,7 @@ def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until a GPU has done what it was told to."""
+    """Synchronize a GPU: wait for what was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -14,7 +14,7 @@ from tunediff.training.state import Stateful
 
 
 def prepare(
-    run: Engine,
+    engine: Engine,
     model: nn.Module,
     blocks: type[nn.Module] | None,
     flops_per_sample: float | Literal["count"] | None,
@@ -22,63 +22,63 @@ def prepare(
     kept: Mapping[str, Stateful],
 ) -> nn.Module:
     """Return the model on its device, under the strategy and torch.compile; see `Trial.prepare`."""
-    _move_to_device(run, model, blocks)
+    _move_to_device(engine, model, blocks)
     if (
-        run.capture.make_graph is not None
-        and run.amp.dtype is not None
-        and not run.config.compile.active
+        engine.capture.make_graph is not None
+        and engine.amp.dtype is not None
+        and not engine.config.compile.active
     ):
-        precision.cast_weights_together(model, run.amp.dtype)
-    if run.config.compile.active:
-        run.shared_code.use(shared_code.key(model, run.config))
-    prepared = run.compilation.apply(run.strategy.wrap(model, blocks), model, blocks)
-    run.model = _observed(run, model, prepared)
-    run.flops_per_sample = flops_per_sample
+        precision.cast_weights_together(model, engine.amp.dtype)
+    if engine.config.compile.active:
+        engine.shared_code.use(shared_code.key(model, engine.config))
+    prepared = engine.compilation.apply(engine.strategy.wrap(model, blocks), model, blocks)
+    engine.model = _observed(engine, model, prepared)
+    engine.flops_per_sample = flops_per_sample
     if export is not None:
-        run.result = export
+        engine.result = export
         kept = {**kept, "export": export}
     if kept:
-        strategy = run.config.parallel.strategy
-        if run.world.size > 1 and strategy in ("fsdp", "pipeline"):
-            raise run.mistake(
+        strategy = engine.config.parallel.strategy
+        if engine.world.size > 1 and strategy in ("fsdp", "pipeline"):
+            raise engine.mistake(
                 f"parallel.strategy: {strategy} is not allowed with an optimizer made before"
                 " trial.prepare, which replaces the parameters; allowed: ddp, or make the"
                 " optimizer of net.parameters() after it"
             )
-        run.keep({"net": model} | dict(kept))
-    return run.model
+        engine.keep({"net": model} | dict(kept))
+    return engine.model
 
 
-def adopt(run: Engine, model: nn.Module) -> None:
+def adopt(engine: Engine, model: nn.Module) -> None:
     """Take a model that a framework wraps, compiles and calls by itself."""
-    _move_to_device(run, model, None)
-    _observed(run, model, model)
-    run.model, run.adopted = model, True
+    _move_to_device(engine, model, None)
+    _observed(engine, model, model)
+    engine.model, engine.adopted = model, True
 
 
-def _observed(run: Engine, model: nn.Module, prepared: nn.Module) -> nn.Module:
-    for observer in run.observers:
-        prepared = observer.after_prepare(run, model, prepared)
+def _observed(engine: Engine, model: nn.Module, prepared: nn.Module) -> nn.Module:
+    for observer in engine.observers:
+        prepared = observer.after_prepare(engine, model, prepared)
     return prepared
 
 
-def _move_to_device(run: Engine, model: nn.Module, blocks: type[nn.Module] | None) -> None:
+def _move_to_device(engine: Engine, model: nn.Module, blocks: type[nn.Module] | None) -> None:
     """Move the model to its device, in its memory format, with the weights that it starts from."""
     if not isinstance(model, nn.Module):
-        raise run.mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
-    if run.model is not None:
-        raise run.mistake(
+        raise engine.mistake(f"trial.prepare takes a torch.nn.Module, not {type(model).__name__}")
+    if engine.model is not None:
+        raise engine.mistake(
             "trial.prepare was called twice, and a training has one model; put several into one"
             " nn.ModuleDict"
         )
-    run.seeded = torch.initial_seed() == run.config.seed
-    model.to(run.device)
-    if run.world.size == 1 or run.config.parallel.strategy == "ddp":
+    engine.seeded = torch.initial_seed() == engine.config.seed
+    model.to(engine.device)
+    if engine.world.size == 1 or engine.config.parallel.strategy == "ddp":
         adapters.note_base(model)  # other strategies divide it
-    if run.config.memory.channels_last:
+    if engine.config.memory.channels_last:
         model.to(memory_format=torch.channels_last)
-    if (share := run.config.memory.checkpoint) > 0:
+    if (share := engine.config.memory.checkpoint) > 0:
         memory.checkpoint(model, blocks, share)
-    if run.initial is not None:
-        adapters.put_into(model, run.initial)
-    run.result = model
+    if engine.initial is not None:
+        adapters.put_into(model, engine.initial)
+    engine.result = model

@@ -49,21 +49,23 @@ class NotTrainedError(BaseException):
     """
 
 
-def of_run(run: Engine) -> TrainingOutcome:
+def of_run(engine: Engine) -> TrainingOutcome:
     """Return how a training ended. Raises `WorkloadError` if it did not run as a training does."""
-    check_done(run)
-    last = run.points[-1].flat if run.points else {}
-    name = checkpoints.changed_weight(run)
+    check_done(engine)
+    last = engine.points[-1].flat if engine.points else {}
+    name = checkpoints.changed_weight(engine)
     return TrainingOutcome(
-        points=run.points,
-        finished=run.complete,
-        seconds=dict(run.clock.seconds),
-        steps=run.pace.steps,
-        samples=run.pace.samples,
+        points=engine.points,
+        finished=engine.complete,
+        seconds=dict(engine.clock.seconds),
+        steps=engine.pace.steps,
+        samples=engine.pace.samples,
         peak={name: last[name] for name in last if re.fullmatch(r"peak_\w+_mib", name)},
-        weights=run.judged or {},
+        weights=engine.judged or {},
         reason=CHANGED.format(name) if name else "",
-        unread=read_tracking.unread(run.config, run.read_knobs, run.not_followed, run.own_loader),
+        unread=read_tracking.unread(
+            engine.config, engine.read_knobs, engine.not_followed, engine.own_loader
+        ),
     )
 
 
@@ -81,40 +83,40 @@ def refusal_by_torch(error: ValueError, config: Systems) -> ConfigError | None:
     return ConfigError(f"{knob}{code.described(error)}")
 
 
-def check_begun(run: Engine) -> None:
+def check_begun(engine: Engine) -> None:
     """Raise `WorkloadError` for what must have been called before the first batch."""
-    if run.feed is not None:
-        raise run.mistake(
+    if engine.feed is not None:
+        raise engine.mistake(
             "train(trial) asked twice for batches; one loop lasts for the whole budget, over all"
             " epochs"
         )
-    if run.model is None:
-        raise run.mistake(
+    if engine.model is None:
+        raise engine.mistake(
             "train(trial): net = trial.prepare(net) must come before the loop over its batches"
         )
-    if not run.state.names:
-        raise run.mistake(
+    if not engine.state.names:
+        raise engine.mistake(
             "train(trial): trial.keep(net=net, optimizer=optimizer) must come before the loop: a"
             " resumed training needs them"
         )
-    if run.evaluates and run.evaluation is None:
-        judge = f'trial.evaluate_with(lambda: {{"{of(run.config).objective.name}": …}})'
-        raise run.mistake(
+    if engine.evaluates and engine.evaluation is None:
+        judge = f'trial.evaluate_with(lambda: {{"{of(engine.config).objective.name}": …}})'
+        raise engine.mistake(
             f"train(trial): {judge} must come before the loop: nothing else judges the model"
         )
 
 
-def check_done(run: Engine) -> None:
+def check_done(engine: Engine) -> None:
     """Raise `WorkloadError` unless the training has run to its end, or was asked to stop."""
-    if run.model is None:
-        raise run.mistake("train(trial) never called trial.prepare(model)")
-    if run.feed is None and not run.done:
-        raise run.mistake(
+    if engine.model is None:
+        raise engine.mistake("train(trial) never called trial.prepare(model)")
+    if engine.feed is None and not engine.done:
+        raise engine.mistake(
             "train(trial) never asked for a batch: for batch in trial.batches(data): …"
         )
-    if not run.done:
-        steps = text.pluralize(run.pace.steps, "step")
-        raise run.mistake(
+    if not engine.done:
+        steps = text.pluralize(engine.pace.steps, "step")
+        raise engine.mistake(
             f"train(trial) left its loop after {steps}, before its budget was spent; trial.batches"
             " ends by itself"
         )

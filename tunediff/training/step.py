@@ -46,9 +46,9 @@ class OptimizerStep:
     """Backward passes and updates between two optimizer steps, under loss scaling and
     accumulation. The methods with the names of `Trial`'s are described there."""
 
-    def __init__(self, run: StepParts) -> None:
-        self.run = run
-        self.accumulation = run.config.loader.accumulation
+    def __init__(self, engine: StepParts) -> None:
+        self.engine = engine
+        self.accumulation = engine.config.loader.accumulation
         self.pass_index = 0
         self.loss: Tensor | None = None
         """Of this step so far, a scalar on the device."""
@@ -73,20 +73,20 @@ class OptimizerStep:
 
     # ---- backward passes
     def backward(self, loss: Tensor) -> None:
-        run = self.run
-        if run.strategy.owns_passes:
-            raise run.mistake(
+        engine = self.engine
+        if engine.strategy.owns_passes:
+            raise engine.mistake(
                 "parallel.strategy = pipeline needs trial.forward_backward(…) in place of"
                 " trial.step"
             )
-        run.phases.switch("backward")
+        engine.phases.switch("backward")
         share = loss / self.accumulation if self.accumulation > 1 else loss
-        run.amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
-        self._add_loss(run.compilation.detach(share))
-        run.phases.switch(None)
+        engine.amp.scaler.scale(share).backward()  # type: ignore[no-untyped-call]
+        self._add_loss(engine.compilation.detach(share))
+        engine.phases.switch(None)
 
     def backward_beside(self, loss: Tensor) -> None:
-        self.run.amp.scaler.scale(loss / self.accumulation).backward()  # type: ignore[no-untyped-call]
+        self.engine.amp.scaler.scale(loss / self.accumulation).backward()  # type: ignore[no-untyped-call]
 
     def forward_backward(
         self,
@@ -95,24 +95,24 @@ class OptimizerStep:
         loss_of: LossOf,
         weights: Tensor | None,
     ) -> Tensor:
-        run = self.run
-        assert run.model is not None, "trial.prepare(model) comes first"
-        if not run.strategy.owns_passes:
-            with run.autocast():
-                output = run.model(*inputs)
+        engine = self.engine
+        assert engine.model is not None, "trial.prepare(model) comes first"
+        if not engine.strategy.owns_passes:
+            with engine.autocast():
+                output = engine.model(*inputs)
             item_losses = loss_of(output, *targets)
             self.backward((item_losses if weights is None else weights * item_losses).mean())
             return item_losses.detach()
         count = len(inputs[0])
-        factors = torch.ones(count, device=run.device) if weights is None else weights
+        factors = torch.ones(count, device=engine.device) if weights is None else weights
         factors = factors / (count * self.accumulation)
-        item_losses = run.strategy.passes(inputs, targets, loss_of, factors, run.autocast)
+        item_losses = engine.strategy.passes(inputs, targets, loss_of, factors, engine.autocast)
         self._add_loss((factors * item_losses).sum())
-        run.phases.switch(None)
+        engine.phases.switch(None)
         return item_losses
 
     def _add_loss(self, share: Tensor) -> None:
-        self.run.read_knobs.add("loader.accumulation")
+        self.engine.read_knobs.add("loader.accumulation")
         self.loss = share if self.loss is None else self.loss + share
 
     # ---- updates
@@ -121,7 +121,7 @@ class OptimizerStep:
             kind = type(loss).__name__
             if isinstance(loss, Tensor):
                 kind = f"a tensor of shape {list(loss.shape)}"
-            raise self.run.mistake(
+            raise self.engine.mistake(
                 f"trial.step takes a loss of one number, not {kind}; loss.mean()?"
             )
         self._refuse_second("step", self.stepped)
@@ -137,13 +137,13 @@ class OptimizerStep:
         beside: Iterable[nn.Parameter] = (),
     ) -> None:
         self._mark_updated("update")
-        run = self.run
-        with run.phases("optimizer"):
-            run.world.average_gradients(beside)
-            scaler = run.amp.scaler
+        engine = self.engine
+        with engine.phases("optimizer"):
+            engine.world.average_gradients(beside)
+            scaler = engine.amp.scaler
             scaler.unscale_(optimizer)
-            if clip_norm is not None and run.model is not None:
-                run.strategy.clip(self._parameters(run.model), clip_norm)
+            if clip_norm is not None and engine.model is not None:
+                engine.strategy.clip(self._parameters(engine.model), clip_norm)
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad(set_to_none=True)
@@ -158,24 +158,24 @@ class OptimizerStep:
     def record(self, loss: Tensor, optimizer: torch.optim.Optimizer | None) -> None:
         """Count a step that the workload has made by itself; see `Trial.record_step`."""
         if self.accumulation > 1:
-            raise self.run.mistake(
+            raise self.engine.mistake(
                 "loader.accumulation needs trial.step(loss, optimizer) instead of"
                 " trial.record_step(loss)"
             )
         self._mark_updated("record_step")
-        self.loss = self.run.compilation.detach(loss)
+        self.loss = self.engine.compilation.detach(loss)
         self._finish(optimizer)
 
     def _finish(self, optimizer: torch.optim.Optimizer | None) -> None:
         learning_rate = math.nan
         if optimizer is not None:
-            learning_rate = self.run.capture.learning_rate(optimizer)
-        if self.run.warming_up:
+            learning_rate = self.engine.capture.learning_rate(optimizer)
+        if self.engine.warming_up:
             return
         if self.loss is None:
-            raise self.run.mistake("trial.update without trial.backward(loss)")
+            raise self.engine.mistake("trial.update without trial.backward(loss)")
         self.learning_rate = learning_rate
-        self.run.capture.count()
+        self.engine.capture.count()
 
     def _mark_updated(self, call: str) -> None:
         self._refuse_second(call, self.updated)
@@ -183,7 +183,7 @@ class OptimizerStep:
 
     def _refuse_second(self, call: str, done: bool) -> None:
         if done:
-            raise self.run.mistake(
+            raise self.engine.mistake(
                 f"trial.{call} was called twice for one batch; a loop of several optimizers makes"
                 " its own updates and calls trial.record_step(loss) after them"
             )
