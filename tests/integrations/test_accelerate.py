@@ -74,20 +74,6 @@ def test_resume_is_exact_within_an_epoch(tmp_path):
     assert_equal(weights(trained([], folder=tmp_path)), whole)
 
 
-def test_knobs_win_over_settings_with_one_warning(caplog):
-    options = {"mixed_precision": "no", "gradient_accumulation_steps": 4, "dynamo_backend": "eager"}
-
-    def body(trial):
-        assert TrialAccelerator(trial, **options).gradient_accumulation_steps == 2
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        train(config(), body=body)
-    (told,) = (line for line in caplog.messages if line.startswith("Accelerator: "))
-    assert "gradient_accumulation_steps=4 (loader.accumulation), dynamo_backend='eager' (compile.mode): " in told
-    assert "mixed_precision" not in told
-
-
 def test_chained_schedulers_are_refused():
     def body(trial):
         optimizer = torch.optim.SGD(network(trial.knobs).parameters(), 0.01)
@@ -132,18 +118,3 @@ def test_a_plateau_steps_with_what_the_loop_finds():
 
     train(config(), samples=8 * STEPS, body=body, evaluates=True)
     assert found[-1] < found[0]
-
-
-def test_checkpoints_and_logs_lie_in_the_folder_of_their_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    project = accelerate.utils.ProjectConfiguration("out", automatic_checkpoint_naming=True)
-    for name, options in {"own": {}, "given": {"project_dir": "out"}, "whole": {"project_config": project}}.items():
-
-        def body(trial, options=options):
-            accelerator = TrialAccelerator(trial, **options)
-            trial.evaluate_with(lambda: {"error": 0.0})
-            learn(accelerator, network(trial.knobs), accelerator.epochs)
-            assert accelerator.project_dir == str(trial.folder / ("out" if options else ""))
-            assert accelerator.logging_dir == accelerator.project_dir
-
-        train(config(), samples=8, body=body, evaluates=True, folder=tmp_path / name)

@@ -14,7 +14,7 @@ import importlib.util
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -82,24 +82,19 @@ def fit(
     trainer = pl.Trainer(**options, **made, callbacks=callbacks)
     if isinstance(train_dataloaders, pl.LightningDataModule):
         train_dataloaders, datamodule = None, train_dataloaders
-    wrapped: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if train_dataloaders is not None:
         train_dataloaders = clock.wrap(train_dataloaders)
     else:
         owner = datamodule if datamodule is not None else model
-        wrapped = _wrapped_loader(owner, clock.wrap)
-    with wrapped:
-        trainer.fit(_compiled(trial, model), train_dataloaders, val_dataloaders, datamodule)
+        make = owner.train_dataloader
+        owner.train_dataloader = lambda: clock.wrap(make())
+    knobs = trial.config.compile
+    if knobs.active:
+        model = torch.compile(model, mode=knobs.mode, dynamic=knobs.dynamic or None)
+    trainer.fit(model, train_dataloaders, val_dataloaders, datamodule)
     stopped_by = "a callback such as EarlyStopping, or a hook, stopped it"
     check_finished(trial, clock.finished, "Trainer", stopped_by)
     return trainer
-
-
-def _compiled(trial: Trial, model: Any) -> Any:
-    knobs = trial.config.compile
-    if not knobs.active:
-        return model
-    return torch.compile(model, mode=knobs.mode, dynamic=knobs.dynamic or None)
 
 
 def _options(trial: Trial, callbacks: Sequence[Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,20 +112,6 @@ def _options(trial: Trial, callbacks: Sequence[Any], given: Mapping[str, Any]) -
         "enable_checkpointing": checkpoints, **given,
         "default_root_dir": in_folder(trial, given.get("default_root_dir")),
     }  # fmt: skip
-
-
-@contextlib.contextmanager
-def _wrapped_loader(owner: Any, wrap: Callable[[Any], EpochLoader]) -> Iterator[None]:
-    """Put the training's loader under the clock, until the end of this trial."""
-    make, replaced = owner.train_dataloader, "train_dataloader" in vars(owner)
-    owner.train_dataloader = lambda: wrap(make())
-    try:
-        yield
-    finally:
-        if replaced:
-            owner.train_dataloader = make
-        else:
-            del owner.train_dataloader
 
 
 class TrainedMixed(precision.MixedPrecision):  # type: ignore[misc]
