@@ -119,25 +119,6 @@ def test_resume_is_exact_within_an_epoch(tmp_path):
     assert rates.fractions[-1] == pytest.approx(2 + 6 / 11), "of 11 batches in a pass"
 
 
-def test_samples_per_second_after_a_resume_are_those_of_the_whole_training(tmp_path):
-    class SecondPerStep(Rates):
-        now = 0.0
-
-        def time(self):
-            return self.now
-
-        def on_step_end(self, args, state, control, **_):
-            self.now += 1.0
-
-    rates = SecondPerStep()
-    with mock.patch("time.time", rates.time):
-        trained([], folder=tmp_path, rates=rates, observer=Told(stop=lambda told: told.steps >= 8))
-        rates.now += 100.0  # the pause
-        trained([], folder=tmp_path, rates=rates)
-    assert rates.logs["train_runtime"] == pytest.approx(STEPS, abs=1.0)
-    assert rates.logs["train_samples_per_second"] == pytest.approx(8.0, rel=0.1)
-
-
 def test_amp_is_for_training_alone():
     models = []
     trained(models, 3, config(**{"precision.amp": "bf16"}))
@@ -164,7 +145,7 @@ class OwnConfig(transformers.TrainingArguments):
         super().__init__(*args, bf16=bf16, **more)
 
 
-def test_defaults_are_those_of_the_class_that_was_given_and_what_the_budget_replaces_is_off(caplog):
+def test_what_a_class_sets_by_itself_and_what_the_budget_replaces_is_off(caplog):
     def body(trial):
         args = OwnConfig(
             "out",
@@ -180,8 +161,8 @@ def test_defaults_are_those_of_the_class_that_was_given_and_what_the_budget_repl
     outcome = train(config(), samples=8 * 4, body=body, evaluates=True)
     assert (outcome.finished, outcome.steps) == (True, 4)
     said = "\n".join(caplog.messages)
-    assert "OwnConfig: auto_find_batch_size is off: loader.batch_size rules" in said
-    assert "OwnConfig computes in bf16 by itself, and here as precision.amp says: none" in said
+    assert "bf16=True (precision.amp)" in said
+    assert "auto_find_batch_size=True (loader.batch_size)" in said
     assert "EarlyStoppingCallback is off" in said
 
 

@@ -1,4 +1,5 @@
-"""Sends what is in a search's folder elsewhere, in a thread that nothing waits for."""
+"""Sends what is in a search's folder elsewhere, in a thread that nothing waits for: to its address,
+`--storage s3://bucket/prefix`, or by `tracking` to a service."""
 
 from __future__ import annotations
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -52,14 +51,10 @@ _SET_BY = {
     "data_seed": "seed", "eval_on_start": "evaluation.points",
     "ddp_bucket_cap_mb": "parallel.bucket_mib", "ddp_static_graph": "parallel.static_graph",
     "fsdp": "parallel.strategy", "deepspeed": "parallel.strategy",
-    "parallelism_config": "parallel.strategy",
+    "parallelism_config": "parallel.strategy", "auto_find_batch_size": "loader.batch_size",
+    "load_best_model_at_end": "the budget",
 }  # fmt: skip
 """Fields of TrainingArguments, and what sets them here."""
-_OFF = {
-    "auto_find_batch_size": "loader.batch_size rules, and a search learns what does not fit",
-    "load_best_model_at_end": "the model at the end of the budget is judged and saved",
-}
-"""Fields that are switched off, and why."""
 _BY_METRIC = ("reduce_lr_on_plateau", "greedy")
 """Schedules that step by evaluations."""
 _TIMES = ("_runtime", "_per_second", "_preparation_time")
@@ -107,8 +102,6 @@ class _UnderClock:
     trial: Trial
     own_loader: EpochLoader
     schedule_steps: int
-    _began_s: float
-    """Unix time at which a training without interruptions would have begun."""
 
     def begin(self: Any, trial: Trial) -> None:
         """Hand the model to the trial, and say how it is judged."""
@@ -117,15 +110,6 @@ class _UnderClock:
         self.callback_handler.callbacks.insert(0, _Epochs(self))
         if trial.evaluator is None and self.eval_dataset is not None:
             trial.evaluate_with(self.judge)
-
-    @property
-    def runtime_s(self) -> float:
-        """Seconds of the training so far, without the pauses before a resume."""
-        return time.time() - self._began_s
-
-    @runtime_s.setter
-    def runtime_s(self, value: float) -> None:
-        self._began_s = time.time() - value
 
     def judge(self: Any) -> dict[str, Any]:
         """Return what the Trainer's own evaluation finds, without what it took."""
@@ -162,12 +146,10 @@ class _UnderClock:
 
     def _prepare_for_training(self: Any, *args: Any) -> Any:
         prepared = super()._prepare_for_training(*args)  # type: ignore[misc]
-        self.runtime_s = 0.0
         self.trial.keep(
             model=self.model, optimizer=self.optimizer, scheduler=self.lr_scheduler,
             progress=Attributes(self.state, ["global_step", "epoch", "total_flos", "log_history"]),
             losses=Attributes(self, ["_tr_loss", "_total_loss_scalar", "_globalstep_last_logged"]),
-            runtime=Attributes(self, ["runtime_s"]),
         )  # fmt: skip
         if self.accelerator.scaler is not None:
             self.trial.keep(scaler=self.accelerator.scaler)
@@ -191,8 +173,7 @@ class _UnderClock:
     ) -> Any:
         # what the number of samples covers, for samples per second
         self.state.max_steps = self.schedule_steps
-        # After a resume the Trainer divides all steps by the time since `start_time`.
-        return super()._finalize_training(trial, num_train_samples, self._began_s)  # type: ignore[misc]
+        return super()._finalize_training(trial, num_train_samples, start_time)  # type: ignore[misc]
 
 
 class _Epochs(TrainerCallback):  # type: ignore[misc]
@@ -205,15 +186,6 @@ class _Epochs(TrainerCallback):  # type: ignore[misc]
         loader = self._trainer.own_loader
         with contextlib.suppress(TypeError):  # a stream has no length
             state.epoch = loader.position.epoch + loader.position.batches / len(loader)
-
-
-def _defaults(args: Any) -> dict[str, Any]:
-    """Return the defaults of the arguments' class, as its instances have them."""
-    fields = {field.name: field.default for field in dataclasses.fields(args)}
-    with contextlib.suppress(Exception):  # a class of the user's may need more than a folder
-        plain = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu)
-        return {name: getattr(plain, name, default) for name, default in fields.items()}
-    return fields
 
 
 def _without_early_stopping(trial: Trial, callbacks: Iterable[Any]) -> list[Any]:
@@ -247,7 +219,6 @@ def _settings(trial: Trial) -> dict[str, Any]:
 
 def _with_knobs(trial: Trial, args: Any) -> Any:
     """Return the arguments with the knobs', which win over those that the user sets too."""
-    amp = trial.config.precision.amp
     if str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)) in _BY_METRIC:
         trial.fail(
             f"TrainingArguments: lr_scheduler_type: {args.lr_scheduler_type} is not allowed: it"
@@ -256,15 +227,7 @@ def _with_knobs(trial: Trial, args: Any) -> Any:
     if trial.config.compile.active:
         trial.ignores("compile.dynamic")
     values = _settings(trial)
-    for name, why in _OFF.items():
-        if getattr(args, name):
-            trial.warn(f"{type(args).__name__}: {name} is off: {why}")
-    defaults = _defaults(args)
-    if defaults["bf16"] and amp == "none":
-        trial.warn(
-            f"{type(args).__name__} computes in bf16 by itself, and here as precision.amp says:"
-            ' none; BASELINE = {"precision.amp": "bf16"} is what the script does alone'
-        )
+    defaults = {field.name: field.default for field in dataclasses.fields(args)}
     given = {name: getattr(args, name) for name in _SET_BY if name in defaults}
     given = {name: value for name, value in given.items() if value and value != defaults[name]}
     without_settings(trial, type(args), given, _SET_BY, values)
