@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def narrow(
     }
     everywhere = {name: value for name, value in values.items() if name not in of_members}
     chosen = cfg.flat(cfg.override(base, everywhere, "command line", check=False))
-    notices, lines = list[str](), dict[str, Any]()
+    notices = list[str]()
     for name, value in fixed.items():
         if name in of_members:  # the member that has it knows what is allowed
             union, member = base.schema.knobs[name].member
@@ -73,7 +73,35 @@ def narrow(
         f"command line: fixes every knob that {source} searches; leave one out",
     )
 
-    # ---- knobs that apply only beside other values are not searched
+    lines = _remaining(searched, fixed, of_members, union_of, members)
+    of_baseline = {**given["baseline"], **of_members}
+    baseline = {name: v for name, v in of_baseline.items() if name in lines and name in chosen}
+    content = {**content, form: lines, "baseline": baseline}
+
+    # ---- points are taken without the fixed knobs, and left out where they contradict one
+    points, left = content.get("first"), list[Any]()
+    for index, point in enumerate(points if isinstance(points, list) else ()):
+        flat = cfg.flatten(point, f"{source}: first[{index}]") if isinstance(point, dict) else {}
+        flat = {name: value for name, value in flat.items() if name not in fixed}
+        try:
+            config = cfg.flat(cfg.override(base, {**everywhere, **flat}, f"first[{index}]"))
+            left.append(flat | {name: v for name, v in of_members.items() if name in config})
+        except ConfigError as error:
+            notices.append(f"a point is left out: {error}")
+    content |= {"first": left} if isinstance(points, list) else {}
+    return Narrowed(content, [w for w in words if w.partition("=")[0] not in of_members], notices)
+
+
+def _remaining(
+    searched: Lines,
+    fixed: Lines,
+    of_members: Lines,
+    union_of: Mapping[str, str],
+    members: Mapping[str, Mapping[str, set[str]]],
+) -> Lines:
+    """Return the lines of knobs that are still searched; conditions on fixed knobs hold or drop
+    the knob. `of_members`: the fixed knobs that keep a line with one choice."""
+    lines: Lines = {}
     for name, space in searched.items():
         when = space.get("when", {}) if isinstance(space, dict) else {}
         union = union_of[name]
@@ -91,19 +119,4 @@ def narrow(
             space = {key: value for key, value in rest.items() if key != "when"}
             space |= {"when": left_when} if left_when else {}
         lines[name] = space
-    of_baseline = {**given["baseline"], **of_members}
-    baseline = {name: v for name, v in of_baseline.items() if name in lines and name in chosen}
-    content = {**content, form: lines, "baseline": baseline}
-
-    # ---- points are taken without the fixed knobs, and left out where they contradict one
-    points, left = content.get("first"), list[Any]()
-    for index, point in enumerate(points if isinstance(points, list) else ()):
-        flat = cfg.flatten(point, f"{source}: first[{index}]") if isinstance(point, dict) else {}
-        flat = {name: value for name, value in flat.items() if name not in fixed}
-        try:
-            config = cfg.flat(cfg.override(base, {**everywhere, **flat}, f"first[{index}]"))
-            left.append(flat | {name: v for name, v in of_members.items() if name in config})
-        except ConfigError as error:
-            notices.append(f"a point is left out: {error}")
-    content |= {"first": left} if isinstance(points, list) else {}
-    return Narrowed(content, [w for w in words if w.partition("=")[0] not in of_members], notices)
+    return lines
