@@ -38,15 +38,7 @@ def narrow(
     if not words or form is None or ("workload" in content) == ("base" in content):
         return Narrowed(content, list(words), [])
     searched = spread(content[form], f"{source}: {form}")
-    named, places = content.get("workload"), ("fixed", "baseline")
-    base: Any = (
-        cfg.baseline(str(named), source, folder)
-        if named
-        else cfg.load(folder / str(content["base"]))
-    )
-    given = {place: cfg.flatten(content.get(place) or {}, f"{source}: {place}") for place in places}
-    for place in places:
-        base = cfg.override(base, given[place], f"{source}: {place}", check=False)
+    base, of_file = _start(content, source, folder)
 
     # ---- what the command line fixes: of all configurations, or of those of a union's member
     values, members = cfg.parse_overrides(words, base.schema), base.schema.members
@@ -74,7 +66,7 @@ def narrow(
     )
 
     lines = _remaining(searched, fixed, of_members, union_of, members)
-    of_baseline = {**given["baseline"], **of_members}
+    of_baseline = {**of_file, **of_members}
     baseline = {name: v for name, v in of_baseline.items() if name in lines and name in chosen}
     content = {**content, form: lines, "baseline": baseline}
 
@@ -90,6 +82,20 @@ def narrow(
             notices.append(f"a point is left out: {error}")
     content |= {"first": left} if isinstance(points, list) else {}
     return Narrowed(content, [w for w in words if w.partition("=")[0] not in of_members], notices)
+
+
+def _start(content: Lines, source: str, folder: Path) -> tuple[Any, Lines]:
+    """Return the configuration from which the file starts, and its values of searched knobs."""
+    base: Any = (
+        cfg.baseline(str(content["workload"]), source, folder)
+        if "workload" in content
+        else cfg.load(folder / str(content["base"]))
+    )
+    given: Lines = {}
+    for place in ("fixed", "baseline"):
+        given = cfg.flatten(content.get(place) or {}, f"{source}: {place}")
+        base = cfg.override(base, given, f"{source}: {place}", check=False)
+    return base, given
 
 
 def _remaining(
