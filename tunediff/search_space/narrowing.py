@@ -118,11 +118,8 @@ def _remaining(
         )
         if not holds or name in fixed.keys() - of_members.keys():
             continue
-        left_when = {on: of for on, of in when.items() if on not in fixed}
-        if name in fixed or left_when != when:
-            rest = space if isinstance(space, dict) and name not in fixed else {}
-            rest = rest or {"choice": [fixed.get(name)]}
-            space = {key: value for key, value in rest.items() if key != "when"}
-            space |= {"when": left_when} if left_when else {}
-        lines[name] = space
+        conditions = {on: of for on, of in when.items() if on not in fixed}
+        without = {k: v for k, v in space.items() if k != "when"} if when else space
+        line = {"choice": [of_members[name]]} if name in of_members else without
+        lines[name] = {**line, "when": conditions} if conditions else line
     return lines
