@@ -52,32 +52,29 @@ def test_a_folder_that_could_not_be_completed_is_not_there(tmp_path, monkeypatch
     assert [path.name for path in tmp_path.iterdir()] == ["night"]
 
 
-def spent(folder, lines, heard=()):
-    """Seconds of sessions with these lines (event, Unix time, monotonic time) and journal lines at `heard`."""
+def spent(folder, lines):
+    """Seconds of sessions with these lines (event, Unix time, monotonic time)."""
     told = [{"event": event, "time": time, "monotonic_s": s} for event, time, s in lines]
-    (folder / "trials" / "t0000").mkdir(parents=True)
+    folder.mkdir(parents=True)
     (folder / "sessions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in told) + '{"event": "al')
-    journal = "".join(json.dumps({"event": "point", "time": time}) + "\n" for time in heard)
-    (folder / "trials" / "t0000" / record.JOURNAL).write_text(journal)
     return sessions.spent_s(folder)
 
 
 @pytest.mark.parametrize(
-    ("lines", "heard", "seconds"),
+    ("lines", "seconds"),
     [
-        ([("begin", 1000, 5), ("end", 1100, 105)], (), 100),
-        ([("begin", 1000, 5), ("end", 400, 105)], (), 100),  # the clock was set back meanwhile
-        ([("begin", 1000, 5), ("end", 9000, 105)], (), 100),  # and forward
-        ([("begin", 1000, 5), ("end", 1100, 105), ("begin", 500, 7), ("end", 530, 37)], (), 130),  # back between two
-        ([("begin", 1000, 5)], (1010, 1060), 60),  # killed: until its last line
-        ([("begin", 1000, 5), ("alive", 1050, 55)], (1010, 1050), 50),
-        ([("begin", 1000, 5), ("alive", 400, 55)], (1010, 400), 50),
-        ([("begin", 1000, 5), ("begin", 3000, 1), ("end", 3010, 11)], (1060, 3005), 70),
-        ([("begin", 1000, 5), ("begin", 500, 1), ("end", 510, 11)], (1060, 505), 10),  # back, and no line: not known
+        ([("begin", 1000, 5), ("end", 1100, 105)], 100),
+        ([("begin", 1000, 5), ("end", 400, 105)], 100),  # the clock was set back meanwhile
+        ([("begin", 1000, 5), ("end", 9000, 105)], 100),  # and forward
+        ([("begin", 1000, 5), ("end", 1100, 105), ("begin", 500, 7), ("end", 530, 37)], 130),  # back between two
+        ([("begin", 1000, 5)], 0),  # killed before its first trial
+        ([("begin", 1000, 5), ("alive", 1050, 55)], 50),
+        ([("begin", 1000, 5), ("alive", 400, 55)], 50),
+        ([("begin", 1000, 5), ("begin", 500, 1), ("end", 510, 11)], 10),
     ],
 )
-def test_the_time_that_sessions_took_survives_a_clock_that_is_set(tmp_path, lines, heard, seconds):
-    assert spent(tmp_path / "night", lines, heard) == seconds
+def test_the_time_that_sessions_took_survives_a_clock_that_is_set(tmp_path, lines, seconds):
+    assert spent(tmp_path / "night", lines) == seconds
 
 
 @pytest.mark.parametrize("confirms", [False, True])

@@ -48,7 +48,7 @@ def test_every_cluster_has_a_random_token_that_only_its_user_can_read(monkeypatc
     [
         ("RAY_AUTH_TOKEN", "mine", "token: RAY_AUTH_TOKEN)"),
         ("RAY_AUTH_TOKEN_PATH", "elsewhere", "token: RAY_AUTH_TOKEN_PATH)"),
-        ("RAY_AUTH_MODE", "disabled", "no token)"),
+        ("RAY_AUTH_MODE", "disabled", "token: none)"),
     ],
 )
 def test_token_of_the_user_is_left_alone(monkeypatch, name, value, said):

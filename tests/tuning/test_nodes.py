@@ -75,10 +75,10 @@ def test_node_without_the_packages_of_the_head_is_refused(monkeypatch, tmp_path,
         return divided(machines, (1,), ["none"], "x.yaml")
 
     answers(monkeypatch, {})
-    connection._of_cluster(tmp_path, share, [], evaluates=True)
+    connection._of_cluster(tmp_path, share)
     answers(monkeypatch, {"b": said})
     with pytest.raises(ConfigError) as refused:
-        connection._of_cluster(tmp_path, share, [], evaluates=True)
+        connection._of_cluster(tmp_path, share)
     assert str(refused.value).startswith(f"--address: node 10.0.0.2: {said} is not allowed; allowed: nodes with all")
     assert f", and torch {torch.__version__.partition('+')[0]} as here" in str(refused.value)
 

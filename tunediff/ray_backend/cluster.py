@@ -147,15 +147,9 @@ def check_shared(folder: Path, machines: Iterable[Machine]) -> None:
         answers = _on_each(machines, _read, str(proof))
     finally:
         proof.unlink(missing_ok=True)
-    refuse_unshared(
-        folder, {machine: answer for machine, answer in answers.items() if answer != nonce}
-    )
-
-
-def refuse_unshared(folder: Path, answers: dict[Machine, object]) -> None:
-    """Raise `ConfigError` if there are `answers`: of nodes that did not read the proof."""
-    if answers:
-        listed = "; ".join(f"{machine.name}: {answer}" for machine, answer in answers.items())
+    unlike = {machine: answer for machine, answer in answers.items() if answer != nonce}
+    if unlike:
+        listed = "; ".join(f"{machine.name}: {answer}" for machine, answer in unlike.items())
         raise ConfigError(
             f"--storage: {folder.parent} is not shared by all nodes ({listed}); put it on a disk"
             " that all nodes have at this path (NFS, Lustre, a volume), or leave these nodes out"

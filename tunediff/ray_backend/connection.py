@@ -117,20 +117,9 @@ def dashboard(url: str, address: str | None = None) -> str:
     """
     if address is not None:
         return f"dashboard http://{url} (of the cluster at {address})"
-    return (
-        f"dashboard http://{url} (loopback; Ray's other ports: all interfaces;"
-        f" {_described_token()})"
-    )
-
-
-def _described_token() -> str:
-    """Return in words where the token is that Ray asks for."""
-    if not _asks_for_token():
-        return "no token"
-    if _files:
-        return f"token: cat {_files[-1]}"
-    named = next((name for name in (_TOKEN, _TOKEN_FILE) if os.environ.get(name)), None)
-    return f"token: {named}"
+    named = next((name for name in (_TOKEN, _TOKEN_FILE) if os.environ.get(name)), "none")
+    token = f"cat {_files[-1]}" if _files else named
+    return f"dashboard http://{url} (loopback; Ray's other ports: all interfaces; token: {token})"
 
 
 @contextlib.contextmanager

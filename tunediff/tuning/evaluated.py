@@ -36,8 +36,6 @@ class EvaluatedConfigurations:
         """Names of trials by the fingerprints of their configurations."""
         self._equivalent: dict[str, str] = {}
         """Names of trials by `_identity`."""
-        self._died: set[str] = set()
-        """`_identity` of the configurations whose processes died in this session."""
         for trial in records:
             if trial.external_cause:
                 continue
@@ -56,19 +54,6 @@ class EvaluatedConfigurations:
         """Remember that a configuration was tried, and by which trial."""
         self._exact.setdefault(cfg.fingerprint(config), name)
         self._equivalent.setdefault(self._identity(config), name)
-
-    def forget(self, config: Systems, name: str) -> None:
-        """Forget a trial whose processes died: its configuration may be drawn again.
-
-        That is once in a session: the second time is likely the configuration's fault, which would
-        be drawn until all trials are used up.
-        """
-        if (identity := self._identity(config)) in self._died:
-            return
-        self._died.add(identity)
-        for names in (self._exact, self._equivalent):
-            for fingerprint in [key for key, other in names.items() if other == name]:
-                del names[fingerprint]
 
     def exact(self, config: Systems) -> str | None:
         """Return the trial of this very configuration; None: there is none."""

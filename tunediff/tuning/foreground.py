@@ -46,19 +46,8 @@ class _Said:
     timed: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class _Returned:
-    """The last message of a run: what its function has returned."""
-
-    value: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class _Raised:
-    """The last message of a run: what its function has raised, and the traceback."""
-
-    error: BaseException
-    trace: str
+_Last = tuple[Any, BaseException | None, str]
+"""The last message of a run: what its function has returned, or else raised, and the traceback."""
 
 
 # ---- the process that asks
@@ -75,31 +64,19 @@ def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
     try:
         template = templates.ready(workload)
         level = _PACKAGE.getEffectiveLevel()
-        run = template.start(f"{__name__}:start", (*settings, level), streams=_streams())
+        run = template.start(f"{__name__}:start", (*settings, level), streams=[1, 2])
         with _passed_on(template, signals):
-            last = _last_message(run, lines)
-    except BaseException as error:
+            result, error, trace = _last_message(run, lines)
+    except BaseException as lost:
         templates.close()
-        if not isinstance(error, TemplateError):
+        if not isinstance(lost, TemplateError):
             raise
         if signals:
             raise KeyboardInterrupt("interrupted") from None
-        raise TunediffError(f"its process has ended: {error}") from None
-    if isinstance(last, _Raised):
-        raise last.error from RunError(last.trace)
-    return last.value
-
-
-def _streams() -> list[int]:
-    """Return the descriptors of stdout and stderr; a program may have closed them."""
-    streams = []
-    for stream in (1, 2):
-        try:
-            os.fstat(stream)
-            streams.append(stream)
-        except OSError:
-            streams.append(_NOWHERE.fileno())
-    return streams
+        raise TunediffError(f"its process has ended: {lost}") from None
+    if error is not None:
+        raise error from RunError(trace)
+    return result
 
 
 def _threads_of_program() -> int | None:
@@ -111,9 +88,9 @@ def _threads_of_program() -> int | None:
     return count if is_set else None
 
 
-def _last_message(run: TemplateRun, lines: EventLines) -> _Returned | _Raised:
+def _last_message(run: TemplateRun, lines: EventLines) -> _Last:
     """Return the last message of a run; print and log the others."""
-    last: _Returned | _Raised | None = None
+    last: _Last | None = None
     while (message := run.receive()) is not None:
         if isinstance(message, _Said):
             to = lines.aside if message.on_stderr else lines
@@ -185,9 +162,9 @@ def start(connection: Connection, content: tuple[str, bytes, int | None, EventLi
     module, _, function = name.partition(":")
     try:
         call: Callable[[Any, EventLines], Any] = getattr(importlib.import_module(module), function)
-        send(_Returned(call(pickle.loads(pickled), _SentLines(**vars(lines), send=send))))
+        send((call(pickle.loads(pickled), _SentLines(**vars(lines), send=send)), None, ""))
     except BaseException as error:
-        send(_Raised(_picklable(error), traceback.format_exc()))
+        send((None, _picklable(error), traceback.format_exc()))
 
 
 def _picklable(error: BaseException) -> BaseException:

@@ -314,10 +314,6 @@ class OptunaProposer:
         if trial_record is None:
             self.study.drop(trial)
         else:
-            # Listed points run again on a resume, under their names
-            listed, end = spec.drawn in self.space.candidates, trial_record.end
-            if end is not None and end.process_died and not listed:
-                self._evaluated.forget(spec.config, spec.name)
             self.study.tell(trial, trial_record, [*self._records, trial_record])
             self._records.append(trial_record)
             self._evaluated.note_refusal(trial_record)

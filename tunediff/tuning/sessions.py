@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import Any
 
 from tunediff.analysis import is_number, journals
 from tunediff.core import environment
-from tunediff.core import trial_record as record
 from tunediff.core.errors import TunediffError
 from tunediff.core.listeners import Listener
 from tunediff.experiment import model
@@ -31,25 +29,13 @@ class NotStartedError(StoppedError):
 
 
 def spent_s(folder: Path) -> float:
-    """Return the commands' wall-clock in seconds; a killed one lasted to its last line.
-
-    Where a session has no line but its first, the last line of the trials' journals counts.
-    """
-    total: float = 0
-    periods = journals.sessions(folder)
-    for line in journals.lines(folder / SESSIONS):
-        if line.get("event") == journals.OUTSIDE and is_number(line.get("seconds")):
-            total += line["seconds"]
-    trials = list((folder / "trials").glob("t*"))
-    times = [event.get("time") for trial in trials for event in record.events(trial)]
-    ends = [*(period.begin for period in periods[1:]), math.inf]
-    for period, until in zip(periods, ends, strict=False):
-        if period.spent_s is not None:
-            total += period.spent_s
-        else:
-            inside = [time for time in times if is_number(time) and period.begin <= time < until]
-            total += max(inside, default=period.begin) - period.begin
-    return total
+    """Return the commands' wall-clock in seconds; a killed one lasted to its last line."""
+    outside = (
+        float(line["seconds"])
+        for line in journals.lines(folder / SESSIONS)
+        if line.get("event") == journals.OUTSIDE and is_number(line.get("seconds"))
+    )
+    return sum(outside) + sum(period.spent_s or 0.0 for period in journals.sessions(folder))
 
 
 def confirming_folders(folder: Path) -> list[Path]:
