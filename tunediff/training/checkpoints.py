@@ -14,10 +14,10 @@ from tunediff.training.engine import Engine
 from tunediff.training.feed import Position
 
 
-def save(engine: Engine, pending: Point | None = None) -> None:
+def save(engine: Engine) -> None:
     """Write all that the training has learned and measured. All ranks call it.
 
-    `pending`: a point whose evaluation was interrupted. Raises `OSError` where the disk is full.
+    Raises `OSError` where the disk is full.
     """
     if engine.folder is None:
         return
@@ -36,7 +36,6 @@ def save(engine: Engine, pending: Point | None = None) -> None:
             "meter": engine.meter.state_dict(),
             "position": engine.world.gather(position and dict(vars(position))),
             "points": [point.flat for point in engine.points],
-            "pending": pending.flat if pending is not None else None,
         }
         if engine.world.main:
             state.save(content, engine.folder)
@@ -60,7 +59,7 @@ def find(engine: Engine) -> Mapping[str, Any] | None:
         if engine.world.main:
             state.set_aside(engine.folder)
         content, reasons = None, [misfit]
-        engine.points, engine.pending = [], None
+        engine.points = []
     if engine.complete:
         engine.judged, engine.judged_digest = result, engine.points[-1].weights_digest
     engine.restart_reason = "".join(reasons)
@@ -76,7 +75,6 @@ def _misfit(engine: Engine, content: Mapping[str, Any]) -> str:
     error: Exception | None = None
     try:
         engine.points = [Point.of(flat) for flat in content["points"]]
-        engine.pending = Point.of(content["pending"]) if content["pending"] is not None else None
         expected = {"pace": engine.pace.state_dict(), "clock": engine.clock.state_dict()}
         for name, part in expected.items():
             if missing := sorted(part.keys() - content[name].keys()):

@@ -138,8 +138,6 @@ class Engine:
     """Whether a framework moves, wraps, calls and compiles the model."""
 
     # ---- how far it is
-    pending: Point | None = None
-    """A point whose evaluation was interrupted."""
     judged: Mapping[str, torch.Tensor] | None = None
     """A host copy of the weights that the last point judged, exported; complete on rank 0."""
     judged_digest: str | None = None

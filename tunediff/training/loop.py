@@ -56,7 +56,6 @@ def batches(engine: Engine, build: Build, *, reseed: bool = True) -> Iterator[An
     goes_on = [report(engine, point) for point in engine.points]
     engine.stopping = not all(goes_on)
     engine.saved_s = engine.world.agree(engine.clock.read())
-    engine.meter.restart()
 
     # ---- train and evaluate, segment by segment
     total = engine.config.evaluation.points
@@ -168,9 +167,8 @@ def warm_up(engine: Engine, checkpoint: Mapping[str, Any] | None) -> Iterator[An
         }
         if isinstance(engine.flops_per_sample, float | int):
             constant["flops_per_sample"] = engine.flops_per_sample
-        devices = engine.config.devices
         engine.meter = Meter(
-            engine.clock, engine.pace, engine.phases, engine.world, devices, constant
+            engine.clock, engine.pace, engine.phases, engine.world, engine.config.devices, constant
         )
         if checkpoint is not None:
             engine.meter.load_state_dict(checkpoint["meter"])
@@ -192,8 +190,7 @@ def counting_flops(engine: Engine) -> Iterator[None]:
 def evaluate_point(engine: Engine, index: int, fraction: float) -> None:
     """Measure, judge, save and report; the clock of the budget stands still.
 
-    Where the training was asked to stop, what was measured is only saved: the point is judged
-    after a resume, when nothing of the steps before could be measured any more.
+    Where the training was asked to stop, the point is measured and judged after a resume.
     """
     if not engine.pace.steps:
         what = "setup and compiling" if engine.budget.setup_charged else "compiling"
@@ -205,7 +202,7 @@ def evaluate_point(engine: Engine, index: int, fraction: float) -> None:
     point = _measured(engine, index, fraction)
     findings = {} if engine.stopping else _judged(engine)
     if engine.stopping:
-        checkpoints.save(engine, pending=point)
+        checkpoints.save(engine)
         return
 
     engine.points.append(
@@ -217,28 +214,22 @@ def evaluate_point(engine: Engine, index: int, fraction: float) -> None:
         )
     )
     note_target(engine)
+    engine.meter.restart()
     checkpoints.save(engine)
     if engine.evaluates:  # what judging and saving need is not what training needs
         memory.restart_peak(engine.device, engine.points[-1].peak_host_memory_mib)
     engine.saved_s = engine.pace.train_s
-    engine.meter.restart()
     engine.stopping = not report(engine, engine.points[-1])
 
 
 def _measured(engine: Engine, index: int, fraction: float) -> Point:
-    """Return the point of now, or the one that an earlier process measured after this step.
-
-    Raises `NotFiniteError`.
-    """
+    """Return the point of now. Raises `NotFiniteError`."""
     point = engine.meter.measure(index, fraction, engine.points[-1] if engine.points else None)
     title = engine.config.schema.title
     described = evaluation.plain_findings(engine.description(), "describe_with", title)
     metrics = {**point.metrics, **evaluation.finite_findings(described)}
     facts = {**engine.compilation.facts(), **engine.capture.facts()}
     point = dataclasses.replace(point, metrics=metrics, **facts)
-    earlier = engine.pending
-    if earlier is not None and (earlier.index, earlier.steps) == (index, point.steps):
-        point = earlier
     if not math.isfinite(point.loss):
         where = f"up to step {point.steps} ({point.train_s:.1f} s)"
         raise NotFiniteError(f"no loss was finite {where}")

@@ -51,7 +51,6 @@ class Meter:
         self._constant, self._devices = constant, devices
         self._peak_mib = dict[str, float]()
         self._unread = list[Tensor]()  # losses: reading one in every step would wait for the device
-        self._sum, self._finite = np.float32(0.0), 0
         self.streak = 0
         """Steps in a row, up to the last, whose loss is not finite; as of the last `read`."""
         self._waited_s = phases.read()["data_wait"]  # the device, as far as the clock knows it
@@ -63,6 +62,7 @@ class Meter:
         """Measure from here."""
         self._seconds, self._phase_s = dict(self._clock.seconds), self._phases.read()
         self._samples, self._steps = self._pace.samples, self._pace.steps
+        self._sum, self._finite = np.float32(0.0), 0
         self._pace.rates.clear()
         self._usage = hardware.Usage.now()
 
@@ -72,13 +72,33 @@ class Meter:
         seconds = self._pace.train_s - self._before["train_s"]
         return self._before["device_s"] + seconds * self._devices
 
-    def state_dict(self) -> dict[str, float]:
-        """Return what the training has used so far, for the checkpoint."""
-        return {"device_s": self.device_s, "train_s": self._pace.train_s}
+    def state_dict(self) -> dict[str, Any]:
+        """Return for the checkpoint what the training has used so far, and measured since the last
+        evaluation."""
+        self.read()
+        return {
+            "device_s": self.device_s,
+            "train_s": self._pace.train_s,
+            "since": {
+                "seconds": _difference(self._clock.seconds, self._seconds),
+                "phases": _difference(self._phases.read(), self._phase_s),
+                "counts": [self._pace.samples - self._samples, self._pace.steps - self._steps],
+                "losses": self._world.gather([float(self._sum), self._finite]),
+                "rates": list(self._pace.rates),
+            },
+        }
 
-    def load_state_dict(self, state: Mapping[str, float]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a checkpoint."""
-        self._before = dict(state)
+        since = state["since"]
+        self._before = {name: state[name] for name in self._before}
+        self._seconds = _difference(self._clock.seconds, since["seconds"])
+        self._phase_s = _difference(self._phases.read(), since["phases"])
+        samples, steps = since["counts"]
+        self._samples, self._steps = self._pace.samples - samples, self._pace.steps - steps
+        total, self._finite = since["losses"][self._world.rank % len(since["losses"])]
+        self._sum = np.float32(total)
+        self._pace.rates[:] = since["rates"]
 
     def add(self, loss: Tensor) -> None:
         """Add one step's loss, a scalar on the device."""
@@ -105,9 +125,11 @@ class Meter:
         once, its loss and its speed are repeated.
         """
         clock, pace = self._clock, self._pace
-        seconds = {name: value - self._seconds[name] for name, value in clock.seconds.items()}
+        seconds = _difference(clock.seconds, self._seconds)
         trained_s = seconds["train"] + seconds["data_wait"]
         samples, steps = pace.samples - self._samples, pace.steps - self._steps
+        self.read()
+        loss = float(self._sum) / self._finite if self._finite else math.nan if steps else 0.0
         parts = self._parts(trained_s, steps)
         rate = samples / trained_s if trained_s > 0 else 0.0
         flops, peak = self._constant.get("flops_per_sample"), self._constant["peak_flops_per_s"]
@@ -120,7 +142,7 @@ class Meter:
             price=self.device_s / 3600 * price if price is not None else None,
             samples=pace.samples,
             steps=pace.steps,
-            loss=self._world.total(self._mean_loss(steps)) / self._world.size,
+            loss=self._world.total(loss) / self._world.size,
             samples_per_s=rate,
             samples_per_s_sd=statistics.stdev(pace.rates) if len(pace.rates) > 1 else 0.0,
             step_s=trained_s / steps if steps else None,
@@ -137,23 +159,11 @@ class Meter:
             return point
         return dataclasses.replace(point, **{name: getattr(before, name) for name in PER_STEP})
 
-    def _mean_loss(self, steps: int) -> float:
-        """Return the mean loss of the last steps, of those that are finite; NaN if none is."""
-        self.read()
-        total, finite = float(self._sum), self._finite
-        self._sum, self._finite = np.float32(0.0), 0
-        if not steps:
-            return 0.0
-        return total / finite if finite else math.nan
-
     def _parts(self, trained_s: float, steps: int) -> dict[str, float]:
         """Return the seconds of the mean step's parts on this rank; `other`: all the rest."""
         if not steps:
             return {}
-        spent = {
-            name: seconds - self._phase_s.get(name, 0.0)
-            for name, seconds in self._phases.read().items()
-        }
+        spent = _difference(self._phases.read(), self._phase_s)
         parts = {name: seconds / steps for name, seconds in spent.items()}
         return {**parts, "other": max(0.0, trained_s - sum(spent.values())) / steps}
 
@@ -174,3 +184,8 @@ class Meter:
         for name, value in used.items():
             self._peak_mib[name] = max(value, self._peak_mib.get(name, 0.0))
         return {name: self._world.largest(value) for name, value in self._peak_mib.items()}
+
+
+def _difference(now: Mapping[str, float], before: Mapping[str, float]) -> dict[str, float]:
+    names = dict.fromkeys((*now, *before))
+    return {name: now.get(name, 0.0) - before.get(name, 0.0) for name in names}
