@@ -120,8 +120,6 @@ def _weights(path: Path, config: Systems) -> Any:
     """Return the weights to start from. Raises `ConfigError`."""
     workload = cfg.of(config)
     try:
-        if (read := workload.get_hook("initial_weights")) is not None:
-            return read(path, config.knobs)
         tensors = weights.read(path)
         if (network := workload.get_hook("network")) is not None:
             weights.check_fit(tensors, network(config.knobs), str(path))

@@ -36,7 +36,7 @@ from tunediff.tuning import foreground
 log = logging.getLogger(__name__)
 
 PROCESS = "tunediff.api.train_process"
-INITIAL = "weights in a .safetensors file, or a diffusers pipeline"
+INITIAL = "weights in a .safetensors file"
 
 
 class TrainKeywords(StorageOptions):
@@ -52,9 +52,7 @@ class TrainKeywords(StorageOptions):
     )
     out: str | Path | None = option(None, "folder of the run, anywhere, instead of a name")
     track: Service | None = option(None, TRACK_HELP)
-    initial: str | Path | None = option(
-        None, "weights to start from: a .safetensors file or a folder of a diffusers pipeline"
-    )
+    initial: str | Path | None = option(None, "weights to start from: a .safetensors file")
 
 
 class TrainOptions(TrainKeywords):

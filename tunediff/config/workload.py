@@ -13,7 +13,7 @@ our packages, which declare the first two in `PACKAGE.knobs` and what needs torc
 - `QUANTITIES`: what its points contain besides the quantities of all points.
 - `evaluation_protocol(config)`: a sentence that says how its objective is measured.
 - `check_files(knobs, evaluates)`: raises an error for missing files before anything starts.
-- `network(knobs)`: the bare model; `initial_weights(path, knobs)`: the weights it starts from.
+- `network(knobs)`: the bare model.
 - `MEMORY_FREE`: names of knobs that hardly affect device memory; `MEMORY_SAVING`: names of lists
   that save more memory the longer they are.
 - `sample_images(network, config, request)`: yields (number of the first image, uint8 [b, C, H, W])
@@ -72,8 +72,7 @@ class Metric:
 
 
 OPTIONAL = {
-    "check_files": ("knobs", "evaluates"), "network": ("knobs",), "initial_weights": ("path",
-    "knobs"),
+    "check_files": ("knobs", "evaluates"), "network": ("knobs",),
     "evaluation_protocol": ("config",), "sample_images": ("network", "config", "request"),
     "write_pipeline": ("folder", "config", "weights"),
 }  # fmt: skip

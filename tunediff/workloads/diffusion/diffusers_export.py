@@ -1,4 +1,4 @@
-"""Write pipeline folders of diffusers, and read their networks, without diffusers being installed.
+"""Write pipeline folders of diffusers, without diffusers being installed.
 
 Our U-Net is diffusers' `UNet2DModel` as the DDPM authors' own weights use it
 (google/ddpm-cifar10-32), name by name. What the other side cannot represent is refused, never
@@ -16,16 +16,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff import config as cfg
-from tunediff.config import ConfigError, Values
+from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
 from tunediff.workloads.diffusion.knobs import EDM_SIGMAS, Process
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tunediff.workloads.diffusion.knobs import Knobs, Model
-    from tunediff.workloads.diffusion.unet import UNet
+    from tunediff.workloads.diffusion.knobs import Model
 
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 PIPELINES = {
@@ -55,22 +53,6 @@ _UNET: dict[str, Any] = {
     "attention_head_dim": None,  # one head over all channels
 }
 """Options with one value that our U-Net computes."""
-_DEFAULTS: dict[str, Any] = _UNET | {
-    "freq_shift": 0,
-    "flip_sin_to_cos": True,
-    "downsample_padding": 1,
-    "norm_eps": 1e-5,
-    "attention_head_dim": 8,
-    "down_block_types": ["DownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D", "AttnDownBlock2D"],
-    "up_block_types": ["AttnUpBlock2D", "AttnUpBlock2D", "AttnUpBlock2D", "UpBlock2D"],
-    "block_out_channels": [224, 448, 672, 896],
-    "in_channels": 3,
-    "out_channels": 3,
-    "layers_per_block": 2,
-    "dropout": 0.0,
-    "norm_num_groups": 32,
-}
-"""What diffusers takes for options that a config.json leaves out."""
 _BETA_SCHEDULES = {"linear": "linear", "cosine": "squaredcos_cap_v2"}
 _PREDICTIONS = {"epsilon": "epsilon", "x0": "sample", "v": "v_prediction"}
 
@@ -210,133 +192,6 @@ def example(folder: Path, config: Any) -> str:
     return f"{load}(num_inference_steps={steps})"
 
 
-# ---- reading
-def read_unet(folder: Path) -> tuple[Values, dict[str, Tensor]]:
-    """Return (data and model knobs, float32 state for our `UNet`) of a pipeline or `unet/`.
-
-    Nested (`unet/`, `scheduler/`) or flat, as google/ddpm-cifar10-32; weights in safetensors, or
-    `.bin` read as plain tensors only; attention by its present names or the older query, key,
-    value, proj_attn. Raises `ConfigError` for weights that are damaged or not of such a network.
-    """
-    import torch
-
-    from tunediff.training.weights import read, shape_of, words
-
-    names = ("unet/config.json", "config.json")
-    options_file = _first(folder, names, f"no U-Net; looked for {' and '.join(names)}")
-    default = cfg.find("diffusion").schema.default()
-    values = _knobs_of(options_file, default)
-    kinds = (WEIGHTS, "diffusion_pytorch_model.bin")
-    file = _first(options_file.parent, kinds, f"no weights; looked for {' and '.join(kinds)}")
-    tensors = {}
-    for name, tensor in read(file).items():
-        for old, present in _OLD_LEAVES.items():
-            name = name.replace(old, present)
-        tensors[name] = tensor
-    config: Any = cfg.override(default, values, where=str(file), check=False)
-    state = {}
-    for name, tensor in _network(config.knobs).state_dict().items():
-        shape = tuple(tensor.shape)
-        theirs = _their_names(config.model, name)
-        part = (shape[0] // len(theirs), *shape[1:])
-        for their_name in theirs:
-            if their_name not in tensors:
-                raise ConfigError(f"{file}: {their_name} is missing")
-            if (actual := shape_of(tensors[their_name])) != part:
-                expected = f"by config.json it should be {words(part)}"
-                raise ConfigError(f"{file}: {their_name} has shape {words(actual)}; {expected}")
-        state[name] = torch.cat([tensors.pop(their_name) for their_name in theirs]).float()
-    if tensors:
-        raise ConfigError(f"{file}: {next(iter(tensors))} has no place in our U-Net")
-    return values, state
-
-
-def _knobs_of(path: Path, default: Any) -> Values:
-    """Return what `unet/config.json` says about data and model, by dotted knob name.
-
-    The options are translated to our knobs, and these back: what then differs is what our U-Net
-    does not compute. `default` is any configuration of this workload. Raises `ConfigError`.
-    """
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if (kind := content.get("_class_name", "UNet2DModel")) != "UNet2DModel":
-        raise ConfigError(f"{path}: _class_name: {kind!r} is not allowed; allowed: UNet2DModel")
-    options = _DEFAULTS | {name: one for name, one in content.items() if not name.startswith("_")}
-    widths, downs = options["block_out_channels"], options["down_block_types"]
-    attends = [kind.startswith("Attn") for kind in downs]
-
-    # Options that may be written in several ways.
-    size = options["sample_size"]
-    options["sample_size"] = size = size[0] if isinstance(size, list) and len(size) == 1 else size
-    options["act_fn"] = options["act_fn"].replace("swish", "silu")
-    heads = {width for width, attending in zip(widths, attends, strict=False) if attending}
-    if heads | {widths[-1]} == {options["attention_head_dim"]}:  # the middle attends too
-        options["attention_head_dim"] = None
-    if options.pop("time_embedding_dim", None) not in (None, 4 * widths[0]):
-        raise ConfigError(f"{path}: time_embedding_dim is not allowed; allowed: {4 * widths[0]}")
-    groups = options["norm_num_groups"]
-    if options.pop("attn_norm_num_groups", None) not in (None, groups):
-        raise ConfigError(f"{path}: attn_norm_num_groups is not allowed; allowed: {groups}")
-
-    if not isinstance(size, int):
-        raise ConfigError(f"{path}: sample_size: {size!r} is not allowed; allowed: one side")
-    values: Values = {
-        "data.image_size": size,
-        "data.channels": options["in_channels"],
-        "model.channels": widths[0],
-        "model.multipliers": [width // widths[0] for width in widths],
-        "model.blocks": options["layers_per_block"],
-        "model.attention": [size >> level for level, attending in enumerate(attends) if attending],
-        "model.dropout": options["dropout"],
-        "model.norm_groups": groups,
-    }
-    ours = unet_options(
-        cfg.override(default, values | {"evaluation.extractor": "classifier"}, str(path))
-    )
-    for name, value in options.items():
-        if value != ours.get(name):
-            left_out = "" if name in content else " (diffusers' default)"
-            raise ConfigError(
-                f"{path}: {name}: {value!r}{left_out} is not allowed; allowed: {ours.get(name)!r}"
-            )
-    return values
-
-
-def initial_weights(path: Path, knobs: Knobs) -> dict[str, Tensor]:
-    """Read initial weights: a `.safetensors` file of ours, or a pipeline or U-Net folder.
-
-    Raises `ConfigError` naming the first weight that is missing, too many or of another shape.
-    """
-    from tunediff.training.weights import check_fit, read
-
-    if not path.is_dir():
-        weights = read(path)
-    else:
-        values, weights = read_unet(path)
-        groups, expected = values["model.norm_groups"], knobs.model.norm_groups
-        if groups != expected:  # the only size that no shape shows
-            raise ConfigError(
-                f"{path}: norm_num_groups is {groups}, but model.norm_groups = {expected}"
-            )
-    check_fit(weights, _network(knobs), str(path))
-    return weights
-
-
-def _network(knobs: Knobs) -> UNet:
-    import torch
-
-    from tunediff.workloads.diffusion.unet import network
-
-    with torch.device("meta"):
-        return network(knobs)
-
-
-def _first(folder: Path, names: tuple[str, ...], missing: str) -> Path:
-    """Return the first of these files that a folder has. Raises `ConfigError`."""
-    if (found := next(filter(Path.is_file, (folder / name for name in names)), None)) is None:
-        raise ConfigError(f"{folder}: {missing}")
-    return found
-
-
 # ---- names
 _LEAVES = {
     "time": "time_emb_proj",
@@ -350,12 +205,6 @@ _OUTER = {
     "input": "conv_in",
     "norm": "conv_norm_out",
     "output": "conv_out",
-}
-_OLD_LEAVES = {
-    ".query.": ".to_q.",
-    ".key.": ".to_k.",
-    ".value.": ".to_v.",
-    ".proj_attn.": ".to_out.0.",
 }
 
 

@@ -14,7 +14,6 @@ from tunediff.training import ema as averages
 from tunediff.training import optimizer as optimizers
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import timesteps, weighting
-from tunediff.workloads.diffusion.diffusers_export import initial_weights
 from tunediff.workloads.diffusion.evaluator import Evaluator
 from tunediff.workloads.diffusion.knobs import DiffusionEvaluation, Knobs
 from tunediff.workloads.diffusion.objective import DiffusionLoss
@@ -23,7 +22,7 @@ from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
 from tunediff.workloads.diffusion.unet import flops_per_sample, network
 from tunediff.workloads.diffusion.unet_blocks import ResidualBlock
 
-__all__ = ["initial_weights", "network", "train"]
+__all__ = ["network", "train"]
 
 
 def train(trial: Trial) -> None:
