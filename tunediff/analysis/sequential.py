@@ -59,12 +59,13 @@ class Rules:
     @classmethod
     def of(cls, experiment: Experiment) -> Rules:
         """Return the rules of a comparison of two sides."""
-        target, test = experiment.limit.target, experiment.test.model_dump()
+        target, test = experiment.limit.target, experiment.test
+        own = {field.name for field in dataclasses.fields(cls)}
         return cls(
-            test.pop("pairs"),
+            test.pairs,
             target=Target.of(target, "target") if target is not None else None,
             same_seed=experiment.same_seed,
-            **test,
+            **{name: value for name, value in test if name in own},
         )
 
     @property

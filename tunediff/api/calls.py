@@ -13,7 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, TypeVar, cast
 
 from tunediff.config import ConfigError
 from tunediff.config.code import system_message
@@ -25,60 +25,39 @@ from tunediff.core.signals import terminable
 
 Knobs = str | Mapping[str, Any]
 """Knobs that are set: `knob=value` as on a command line, or values by dotted name."""
-P = ParamSpec("P")
-R = TypeVar("R")
-Result = TypeVar("Result", covariant=True)
+C = TypeVar("C", bound=Callable[..., Any])
 OF_COMMANDS = ("words", "config", "resume", "dry_run")
 """Options that are no keywords: arguments of their own, or methods."""
 _SET_BY_MACHINE = (machine.PART, machine.VISIBLE, "OMP_NUM_THREADS")
 
 
-class Call(Protocol[P, Result]):
-    """A function whose keywords are the fields of a model, as type checkers see it."""
-
-    @overload
-    def __call__(self, workload: Any = ..., *args: P.args, **keywords: P.kwargs) -> Result: ...
-    @overload
-    def __call__(
-        self, workload: Any, knobs: Any, /, *args: P.args, **keywords: P.kwargs
-    ) -> Result: ...
-    @overload
-    def __call__(
-        self, workload: Any, knobs: Any, more_knobs: Any, /, *args: P.args, **keywords: P.kwargs
-    ) -> Result: ...
-
-
-def keywords(options: Callable[P, Options]) -> Callable[[Callable[..., R]], Call[P, R]]:
+def keywords(options: type[Options]) -> Callable[[C], C]:
     """Make the fields of the model `options` the keywords of a function of `**options`.
 
     Its signature and its documentation list them.
     """
     fields = {
         name: field
-        for name, field in cast("type[Options]", options).model_fields.items()
+        for name, field in options.model_fields.items()
         if field.description is not None and name not in OF_COMMANDS
     }
 
-    def decorate(call: Callable[..., R]) -> Call[P, R]:
-        signature = inspect.signature(call)
-        parameters = [
-            one for one in signature.parameters.values() if one.kind is not one.VAR_KEYWORD
-        ]
+    def decorate(call: C) -> C:
+        parameters = [*inspect.signature(call).parameters.values()][:-1]
         for name, field in fields.items():
             about: dict[str, Any] = {"default": field.default, "annotation": field.annotation}
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
-        signature = signature.replace(parameters=parameters)
+        signature = inspect.Signature(parameters)
 
         @functools.wraps(call)
-        def checked(*args: Any, **given: Any) -> R:
+        def checked(*args: Any, **given: Any) -> Any:
             signature.bind(*args, **given)  # raises TypeError for a keyword that does not exist
             return call(*args, **given)
 
         lines = [f"    {name}: {field.description}" for name, field in fields.items()]
-        text = inspect.cleandoc(call.__doc__ or "")
-        checked.__doc__ = "\n".join([text, "", "Keywords:", *lines])
+        checked.__doc__ = "\n".join([inspect.cleandoc(call.__doc__ or ""), "", "Keywords:", *lines])
         checked.__signature__ = signature  # type: ignore[attr-defined]
-        return cast("Call[P, R]", checked)
+        return cast("C", checked)
 
     return decorate
 

@@ -391,12 +391,11 @@ def _rounds(comparison: Comparison, say: Say) -> rounds.Rounds:
     )
     sides = zip(comparison.configs, side_files.SIDES, strict=True)
     candidates = [(config, {"side": side}) for config, side in sides]
-    settings = candidates, comparison.rules.max_rounds, make, over, comparison.at_once
-    if experiment.judge is None:
-        return rounds.Rounds(*settings)
-    judged = locked_judge.JudgedRounds(*settings)
-    judged.comparison = comparison
-    return judged
+    kind = rounds.Rounds if experiment.judge is None else locked_judge.JudgedRounds
+    proposer = kind(candidates, comparison.rules.max_rounds, make, over, comparison.at_once)
+    if isinstance(proposer, locked_judge.JudgedRounds):
+        proposer.comparison = comparison
+    return proposer
 
 
 def _run_words(drawn: Mapping[str, Any]) -> str:

@@ -229,12 +229,6 @@ def _resumed(options: SearchOptions) -> SearchRequest:
     folder = search_space.folder_of(str(options.resume), Path(options.storage)).resolve()
     if not options.dry_run:
         lock.check_free(folder)  # before a user's file is imported, which may take minutes
-    space = _reopened(folder, options)
-    return SearchRequest(folder, space)
-
-
-def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
-    """Return an earlier search's space; fetch its checkpoints. Raises `ConfigError`."""
     for stage in (folder, *sessions.confirming_folders(folder)):
         for trial in record.read_trials(stage):
             if not trial.finished:
@@ -248,13 +242,14 @@ def _reopened(folder: Path, options: SearchOptions) -> SearchSpace:
     others: dict[str, Any] = {"track": options.track} if options.track is not None else {}
     if options.confirm is not None:
         earlier = Experiment.read(folder).space.get("confirm")
-        others |= _confirming(options.confirm, earlier) or {"confirm": None}
-    return experiment.reopen(folder, limits, keep=not options.dry_run, others=others)
+        others["confirm"] = _confirming(options.confirm, earlier)
+    space = experiment.reopen(folder, limits, keep=not options.dry_run, others=others)
+    return SearchRequest(folder, space)
 
 
-def _confirming(finalists: int, earlier: Any) -> dict[str, Any]:
-    """Return the key of a search file for so many finalists, or none."""
-    return {"confirm": {**(earlier or {}), "of": finalists}} if finalists else {}
+def _confirming(finalists: int, earlier: Any) -> dict[str, Any] | None:
+    """Return the section `confirm:` of a search file for so many finalists."""
+    return {**(earlier or {}), "of": finalists} if finalists else None
 
 
 def _new(options: SearchOptions) -> SearchRequest:
@@ -270,23 +265,22 @@ def _new(options: SearchOptions) -> SearchRequest:
         raise ConfigError(f"command line: one search file at most, found {', '.join(files)}")
     path = search_space.find(files[0] if files else None)
     content, inferred = _content(path, settings, options.address)
-    content = _with_options(content, options, path)
+    content = _with_options(content, options)
     content = _without_shipped_total(content, options, path)
     narrowed = search_space.narrow(content, str(path), path.parent, settings)
     for notice in narrowed.notices:
         log.info(notice)
-    space = search_space.parse(
-        narrowed.content, str(path), path.parent, narrowed.words, _limits(options)
+    content, limits = narrowed.content, _limits(options)
+    parse = functools.partial(
+        search_space.parse, source=str(path), folder=path.parent, words=narrowed.words
     )
-    content = narrowed.content
+    space = parse(content, budget=limits)
     if (name := content.get("warm_start")) is not None:
         earlier = search_space.folder_of(name, storage)
         allow(is_search(earlier), "--warm-start", name, f"a search in {storage}")
         points = experiment.best_points(space, earlier)
         content = {**content, "first": [*content.get("first", ()), *points]}
-        space = search_space.parse(
-            content, str(path), path.parent, narrowed.words, _limits(options)
-        )
+        space = parse(content, budget=limits)
         log.info("the best %d configurations of %s are tried first", len(points), name)
     if options.seed is not None:
         space = dataclasses.replace(space, seed=options.seed)
@@ -323,14 +317,15 @@ def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[
     return content, True
 
 
-def _with_options(content: Lines, options: SearchOptions, path: Path) -> Lines:
+def _with_options(content: Lines, options: SearchOptions) -> Lines:
     """Return a search file's content with the options' changes. Raises `ConfigError`."""
     keys = {"track", "early_stopping", "warm_start"}
     content = {**content, **options.model_dump(include=keys & options.model_fields_set)}
     if options.target is not None:
         content["objective"] = {**_objective(content), "target": options.target}
     if options.confirm is not None:
-        content |= _confirming(options.confirm, content.pop("confirm", None))
+        confirm = _confirming(options.confirm, content.pop("confirm", None))
+        content |= {"confirm": confirm} if confirm else {}
     if options.parallel:
         allow(options.address is None, "--address", options.address, "none with --parallel")
         at_once.run_devices()

@@ -74,12 +74,12 @@ class Options(Section):
                 raise ConfigError(_refusal(type(self), error.errors()[0])) from None
 
     def given(self, *kinds: type[Section]) -> dict[str, Any]:
-        """Return the values, as text takes them, of the fields of `kinds` that are given and no
-        defaults."""
-        names = {name for kind in kinds for name in kind.model_fields}
-        fields, names = type(self).model_fields, names & self.model_fields_set
-        given = {name for name in names if getattr(self, name) != fields[name].default}
-        return self.model_dump(include=given, mode="json")
+        """Return the values of the fields of `kinds` that are given, as text takes them."""
+        fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
+        given = fields.keys() & self.model_fields_set
+        switches = {name for name in given if fields[name].default in (True, False, ())}
+        left_out = {name for name in switches if getattr(self, name) == fields[name].default}
+        return self.model_dump(include=given - left_out, mode="json")
 
     def part(self, kind: type[S], **others: Any) -> S:
         """Return the fields that make up `kind`, and others."""
