@@ -122,13 +122,12 @@ def _new_folder(options: CompareOptions) -> Path:
 def prepare(options: CompareOptions, say: Say) -> Iterator[NewComparison]:
     """Check what is asked for; yield it while other revisions of its files exist. Raises
     `ConfigError`."""
+    check_command(options) if options.command else refuse_settings_of_commands(options)
     folder = _new_folder(options)
     with tempfile.TemporaryDirectory(prefix="tunediff-compare-") as temporary:
         if options.command:
-            check_command(options)
             yield _of_commands(options, folder)
         else:
-            refuse_settings_of_commands(options)
             yield _of_workloads(options, folder, Path(temporary), say)
 
 

@@ -27,6 +27,7 @@ JSON_HELP = "print the result as JSON, nothing else on stdout"
 REQUIRED = ...
 """Default of an option that has to be given."""
 S = TypeVar("S", bound="Section")
+_SWITCHES = (True, False, ())
 ALLOWED = {"int": "a whole number", "float": "a number", "bool": "true, false"}
 """What takes the place of a value that is none of its type."""
 
@@ -76,10 +77,13 @@ class Options(Section):
     def given(self, *kinds: type[Section]) -> dict[str, Any]:
         """Return the values of the fields of `kinds` that are given, as text takes them."""
         fields = {name: field for kind in kinds for name, field in kind.model_fields.items()}
-        given = fields.keys() & self.model_fields_set
-        switches = {name for name in given if fields[name].default in (True, False, ())}
-        left_out = {name for name in switches if getattr(self, name) == fields[name].default}
-        return self.model_dump(include=given - left_out, mode="json")
+        given = {
+            name
+            for name in fields.keys() & self.model_fields_set
+            # a switch that stands as it does by itself, words that are none
+            if getattr(self, name) != fields[name].default or fields[name].default not in _SWITCHES
+        }
+        return self.model_dump(include=given, mode="json", exclude_none=True)
 
     def part(self, kind: type[S], **others: Any) -> S:
         """Return the fields that make up `kind`, and others."""
