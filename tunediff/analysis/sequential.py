@@ -60,12 +60,11 @@ class Rules:
     def of(cls, experiment: Experiment) -> Rules:
         """Return the rules of a comparison of two sides."""
         target, test = experiment.limit.target, experiment.test
-        own = {field.name for field in dataclasses.fields(cls)}
         return cls(
             test.pairs,
             target=Target.of(target, "target") if target is not None else None,
             same_seed=experiment.same_seed,
-            **{name: value for name, value in test if name in own},
+            **{name: value for name, value in test if name in cls.__dataclass_fields__},
         )
 
     @property
