@@ -17,7 +17,7 @@ from tunediff.tuning import foreground
 
 
 def call(function, content=None):
-    return foreground.call(f"{foreground_runs.__name__}:{function}", content, "diffusion", EventLines())
+    return foreground.call(getattr(foreground_runs, function), content, "diffusion", EventLines())
 
 
 def test_lines_warnings_and_the_result_come_back_and_nothing_else(capfd, caplog):

@@ -16,15 +16,14 @@ from tunediff.tuning.resources import Placement
 from tunediff.tuning.templates import Templates
 from tunediff.tuning.trial_spec import WorkerGroupSpec
 
-SPOILING = "tests.tuning.spoiling"
 THREADS = torch.get_num_threads()
 
 
 def test_what_runs_do_to_their_process_ends_with_them():
-    with Template(f"{SPOILING}:prepare", None) as template:
+    with Template(spoiling.prepare, None) as template:
 
         def answer(function, content=None):
-            run = template.start(f"{SPOILING}:{function}", content)
+            run = template.start(getattr(spoiling, function), content)
             found = run.receive()
             assert run.receive() is None
             return found

@@ -26,8 +26,6 @@ from tunediff.core.refusals import allow, writing
 from tunediff.profiling import tables
 from tunediff.tuning import foreground
 
-PROCESS = "tunediff.api.profile_process"
-
 
 class ProfileKeywords(StorageOptions):
     """Options of the command `profile` that are keywords of `tunediff.run_profile`."""
@@ -102,9 +100,7 @@ def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResu
     folder = _folder(options)
     request = ProfileRequest(config, folder, options.config.stem, command, workers, options.steps)
     try:
-        profile: dict[str, Any] = foreground.call(
-            f"{PROCESS}:measure", request, config.schema.workload, lines
-        )
+        profile: dict[str, Any] = foreground.call(_process, request, config.schema.workload, lines)
         profile["wall_s"] = time.monotonic() - lines.begun
         result = ProfileResult(folder, profile, tables.write_all(profile, folder))
         remote.push_or_warn(folder)
@@ -142,3 +138,10 @@ def _tidy(folder: Path) -> None:
         shutil.rmtree(left, ignore_errors=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+def _process(request: ProfileRequest, lines: EventLines) -> dict[str, Any]:
+    """See `profile_process.measure`, which imports torch; for a process of its own."""
+    from tunediff.api import profile_process
+
+    return profile_process.measure(request, lines)

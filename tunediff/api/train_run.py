@@ -35,7 +35,6 @@ from tunediff.tuning import foreground
 
 log = logging.getLogger(__name__)
 
-PROCESS = "tunediff.api.train_process"
 INITIAL = "weights in a .safetensors file"
 
 
@@ -178,7 +177,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
     workload, objective = request.config.schema.workload, cfg.of(request.config).objective.name
     try:
         if _rank() != 0:  # its process waits for rank 0
-            return str(foreground.call(f"{PROCESS}:train", request, workload, lines))
+            return str(foreground.call(_process, request, workload, lines))
         remote.check(folder.parent)
         with _alone(folder):
             remote.pull(folder, heavy=True)
@@ -190,7 +189,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
                 elif _ranks() == 1:
                     log.info("%s has ended: nothing is trained", folder.name)
                     return ""
-                return str(foreground.call(f"{PROCESS}:train", request, workload, lines))
+                return str(foreground.call(_process, request, workload, lines))
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {again} resumes from the last checkpoint") from None
 
@@ -276,3 +275,10 @@ def result(folder: Path) -> dict[str, Any]:
         "pictures": sorted(map(str, folder.glob("*.png"))),
         "journal": folder / record.JOURNAL,
     }
+
+
+def _process(request: TrainRequest, lines: EventLines) -> str:
+    """See `train_process.train`, which imports torch; for a process of its own."""
+    from tunediff.api import train_process
+
+    return train_process.train(request, lines)

@@ -5,7 +5,7 @@ starts in a fraction of a second and what it does to its process ends with it:
 
     parent                            template                     run
     Template(PREPARE, options) ────►  calls PREPARE(options)
-    .start("module:function") ─────►  forks  ───────────────────►  function(connection, content)
+    .start(function, content) ─────►  forks  ───────────────────►  function(connection, content)
     run.receive(), run.send()  ◄────────────────────────────────►  connection
                                ◄────  exit status  ◄─────────────  ends
 
@@ -30,12 +30,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
 from tunediff.core.errors import Failure
 from tunediff.core.template_process import Base, TemplateProcess, environment_of_templates, spawned
+from tunediff.core.template_run import name_of
 from tunediff.core.template_server import is_same_user, json_line
 
 
@@ -95,17 +96,18 @@ class Template:
     """A template process, as its parent sees it: begins to prepare at once; a context manager."""
 
     def __init__(
-        self, prepare: str = "", options: Any = None, output: IO[bytes] | None = None,
+        self, prepare: Callable[[Any], str | None] | None = None, options: Any = None, output: IO[bytes] | None = None,
         shared: str = "", path: Sequence[str] | None = None,
         variables: Mapping[str, str] | None = None, base: Base | None = None,
     ) -> None:  # fmt: skip
-        """`prepare`: `package.module:function`, called with `options` (of JSON) before the first
+        """`prepare`: a function of a module, called with `options` (of JSON) before the first
         fork; it may return why a fork is not safe. `output`: for stdout and stderr of all runs;
         without it, both are this process's stderr. `shared`: name under which processes of
         this machine share it, if they prepare alike. `path`: its `sys.path`; None: that of this
         process. `variables`: of the environment that it is started with. `base`: forks
         it from a process that has imported what it needs, unless it is shared."""
-        self._prepare, self._options, self._output = prepare, options, output
+        self._prepare = name_of(prepare) if prepare is not None else ""
+        self._options, self._output = options, output
         self._path, self._variables = path, dict(variables or {})
         self._shared = shared if sys.platform == "linux" else ""
         self._base = base if sys.platform == "linux" and not shared else None
@@ -176,7 +178,8 @@ class Template:
             self.ready(within_s)
 
     def start(
-        self, function: str, content: Any, before: tuple[str, Any] | None = None,
+        self, function: Callable[[Connection, Any], object], content: Any,
+        before: tuple[Callable[[Any], object], Any] | None = None,
         variables: Mapping[str, str] | None = None, within_s: float | None = None,
         streams: Sequence[int] = (),
     ) -> TemplateRun:  # fmt: skip
@@ -192,7 +195,8 @@ class Template:
             self._launch()
         self.ready(within_s)
         ours, theirs = socket.socketpair()
-        request = json_line({"function": function, "before": before})
+        first = (name_of(before[0]), before[1]) if before is not None else None
+        request = json_line({"function": name_of(function), "before": first})
         environment = environment_of_templates() | dict(variables or {})
         if self._shared and not streams:
             streams = [1, 2] if self._output is None else [self._output.fileno()] * 2

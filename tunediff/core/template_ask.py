@@ -6,6 +6,8 @@ import contextlib
 import multiprocessing.connection
 import socket
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import IO, Any
 
 from tunediff.core.errors import Failure
@@ -29,7 +31,8 @@ def rank_variables(ranks: int) -> list[dict[str, str]]:
 
 
 def ask(
-    function: str, content: Any, *, within_s: float, ranks: int = 1, prepare: str = "",
+    function: Callable[[Connection, Any], object], content: Any, *, within_s: float, ranks: int = 1,
+    prepare: Callable[[Any], str | None] | None = None,
     options: Any = None, output: IO[bytes] | None = None, base: Base | None = None,
 ) -> Any:  # fmt: skip
     """Return the first message of `function(connection, content)`, called in a process for each

@@ -20,13 +20,13 @@ import sys
 import sysconfig
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tunediff.core.template import Template, TemplateError
 from tunediff.core.template_process import Base
-from tunediff.core.template_server import SERVE_FORKED
+from tunediff.core.template_server import serve_forked
 
 _READ_LATER = ("CUDA_", "PYTEST_", "RAY_", "TUNEDIFF_")
 """Beginnings of environment variables that no import reads: a template has its parent's."""
@@ -44,7 +44,7 @@ class _ForkedTemplate:
         self._status: int | None = None
         streams = [2 if output is None else output.fileno()] * 2
         cores = sorted(os.sched_getaffinity(0))
-        run = base.start(SERVE_FORKED, cores, variables=environment, streams=streams)
+        run = base.start(serve_forked, cores, variables=environment, streams=streams)
         self.pid, self.control = run.pid, run.control()
 
     def poll(self) -> int | None:
@@ -75,14 +75,14 @@ class _ForkedTemplate:
         return status
 
 
-def base(prepare: str) -> Base:
-    """Return what forks templates from this process's base. `prepare`: `package.module:function`,
+def base(prepare: Callable[[Any], str | None]) -> Base:
+    """Return what forks templates from this process's base. `prepare`: a function of a module,
     which the base calls before the first fork; it may return why a fork is not safe."""
     return functools.partial(_forked, prepare)
 
 
 def _forked(
-    prepare: str, output: IO[bytes] | None, environment: Mapping[str, str]
+    prepare: Callable[[Any], str | None], output: IO[bytes] | None, environment: Mapping[str, str]
 ) -> tuple[_ForkedTemplate, socket.socket] | None:
     """Return a template that was forked from this process's base, and the connection to it; the
     base is started if there is none of this environment. None: it cannot be prepared or forked."""
@@ -101,7 +101,7 @@ def _forked(
     return None
 
 
-def _connected(prepare: str, name: str) -> Template:
+def _connected(prepare: Callable[[Any], str | None], name: str) -> Template:
     return Template(prepare, shared=name, path=_path_of_environment())
 
 

@@ -17,8 +17,13 @@ STARTED_WITH = dict(os.environ)
 """The environment in which the template has prepared."""
 
 
+def name_of(function: Callable[..., Any]) -> str:
+    """Return the name by which another process finds a function of a module."""
+    return f"{function.__module__}:{function.__qualname__}"
+
+
 def function_named(name: str) -> Callable[..., Any]:
-    """Return the function that `package.module:function` names."""
+    """Return the function that `name_of` names."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 
 from tunediff.core import template_run
 from tunediff.core.errors import Failure
-from tunediff.core.template_run import function_named
+from tunediff.core.template_run import function_named, name_of
 
 _PR_SET_PDEATHSIG = 1
 _LONGEST_REQUEST = 65536
@@ -31,8 +31,6 @@ GRACE_S = 5.0
 """How long a shared template waits for another parent when it has none."""
 _PARENT_ENDED = signal.SIGUSR2
 """What the kernel sends to a template when its parent ends."""
-SERVE_FORKED = "tunediff.core.template_server:serve_forked"
-"""The function of a base's runs."""
 
 
 def end_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
@@ -250,7 +248,7 @@ class _Server:
         for descriptor in descriptors:
             os.close(descriptor)
         self._runs[parent] = pid
-        if request["function"] == SERVE_FORKED:
+        if request["function"] == name_of(serve_forked):
             self._templates.add(pid)
         self._ends[os.pidfd_open(pid)] = (pid, parent)
         with contextlib.suppress(OSError):

@@ -115,7 +115,7 @@ def loading(storage: Path) -> Finding:
 def answer(name: str, within_s: float, ranks: int = 1) -> str:
     """Return what is wrong by one of `PROBES`, called in processes of its own; '' if nothing is."""
     with tempfile.TemporaryFile() as output:
-        return str(ask(f"{__name__}:send", name, ranks=ranks, within_s=within_s, output=output))
+        return str(ask(send, name, ranks=ranks, within_s=within_s, output=output))
 
 
 def send(connection: Connection, name: str) -> None:

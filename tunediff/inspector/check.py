@@ -27,8 +27,8 @@ from tunediff.core.clock import Budget
 from tunediff.core.outcomes import Status
 from tunediff.core.template import TemplateError
 from tunediff.core.trial_record import NEVER_READ, TrialRecord
-from tunediff.inspector.watched_run import FACTS, METHODS
-from tunediff.training import prepared
+from tunediff.inspector.watched_run import FACTS, METHODS, answer
+from tunediff.training import entries
 from tunediff.tuning.trial_spec import TrialSpec
 
 STEPS = 2
@@ -115,9 +115,9 @@ def before_search(
         with tempfile.TemporaryFile() as output:
             try:
                 template_ask.ask(
-                    "tunediff.inspector.watched_run:answer", (job, interrupted), ranks=ranks,
-                    within_s=LONGEST_S, prepare=prepared.PREPARE, options=options, output=output,
-                    base=prepared.BASE,
+                    answer, (job, interrupted), ranks=ranks,
+                    within_s=LONGEST_S, prepare=entries.prepare, options=options, output=output,
+                    base=entries.BASE,
                 )  # fmt: skip
             except TimeoutError:
                 raise ConfigError(

@@ -21,12 +21,9 @@ import numpy as np
 import torch
 
 from tunediff import config as cfg
-from tunediff.core import machine, template_base
+from tunediff.core import machine
 from tunediff.data import images, loader
 from tunediff.data.knobs import Data
-
-PREPARE = "tunediff.training.prepared:prepare"
-BASE = template_base.base("tunediff.training.prepared:prepare_base")
 
 
 class _Threads:

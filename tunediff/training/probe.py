@@ -14,7 +14,7 @@ from typing import Any, TypedDict, cast
 from tunediff.config import ConfigError, Values
 from tunediff.config.systems import Systems
 from tunediff.core.template import Template, TemplateError
-from tunediff.core.template_base import base
+from tunediff.training import entries
 from tunediff.training.number_formats import FormatChoice
 
 PROBE_S = 60.0
@@ -65,12 +65,11 @@ def before_search(
         if prepared is not None:
             template = prepared()
         else:
-            module = "tunediff.training.prepared"
-            new = Template(f"{module}:prepare", options, base=base(f"{module}:prepare_base"))
+            new = Template(entries.prepare, options, base=entries.BASE)
             template = stack.enter_context(new)
         content = (pickle.dumps(config), evaluates, prepare, dict(finals or {}))
         try:
-            run = template.start("tunediff.training.judging:answer", content, streams=(2, 2))
+            run = template.start(entries.answer, content, streams=(2, 2))
             while (message := run.receive(limit_s)) is not None:
                 answered, limit_s = message, PROBE_S
             ended = True

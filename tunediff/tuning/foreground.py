@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import logging
 import logging.handlers
 import os
@@ -30,6 +29,7 @@ from tunediff.core import machine
 from tunediff.core.errors import Failure, RunError, TunediffError
 from tunediff.core.progress import EventLines
 from tunediff.core.template import Template, TemplateError, TemplateRun
+from tunediff.core.template_run import name_of
 from tunediff.tuning.templates import kept
 
 _PACKAGE = logging.getLogger("tunediff")
@@ -51,20 +51,22 @@ _Last = tuple[Any, BaseException | None, str]
 
 
 # ---- the process that asks
-def call(function: str, content: Any, workload: str, lines: EventLines) -> Any:
+def call(
+    function: Callable[[Any, EventLines], Any], content: Any, workload: str, lines: EventLines
+) -> Any:
     """Return what `function(content, lines)` returns, called in a run of a template of `workload`;
-    raise what it raises. `function`: `package.module:function`.
+    raise what it raises. `function`: of a module.
 
     The first SIGINT or SIGTERM becomes a SIGTERM of the run; the second SIGINT ends it. Raises
     `TunediffError` for a run that was killed, and `KeyboardInterrupt`.
     """
-    templates, signals = kept(function), list[int]()
+    templates, signals = kept(name_of(function)), list[int]()
     templates.output = _NOWHERE
-    settings = (function, pickle.dumps(content), _threads_of_program(), lines)
+    settings = (pickle.dumps((function, content)), _threads_of_program(), lines)
     try:
         template = templates.ready(workload)
         level = _PACKAGE.getEffectiveLevel()
-        run = template.start(f"{__name__}:start", (*settings, level), streams=[1, 2])
+        run = template.start(start, (*settings, level), streams=[1, 2])
         with _passed_on(template, signals):
             result, error, trace = _last_message(run, lines)
     except BaseException as lost:
@@ -143,12 +145,12 @@ class _SentRecords(logging.handlers.QueueHandler):
         self.queue(record)  # type: ignore[operator]
 
 
-def start(connection: Connection, content: tuple[str, bytes, int | None, EventLines, int]) -> None:
+def start(connection: Connection, content: tuple[bytes, int | None, EventLines, int]) -> None:
     """Call a function and send its result; the function of a template's run. `content`: the
     function, its argument, and torch's threads, lines and level of logging of the parent."""
     from tunediff.training import prepared  # imports torch
 
-    name, pickled, threads, lines, level = content
+    pickled, threads, lines, level = content
     sending = threading.Lock()
 
     def send(message: Any) -> None:
@@ -159,10 +161,9 @@ def start(connection: Connection, content: tuple[str, bytes, int | None, EventLi
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _PACKAGE.addHandler(_SentRecords(send))  # type: ignore[arg-type]
     _PACKAGE.setLevel(level)
-    module, _, function = name.partition(":")
     try:
-        call: Callable[[Any, EventLines], Any] = getattr(importlib.import_module(module), function)
-        send((call(pickle.loads(pickled), _SentLines(**vars(lines), send=send)), None, ""))
+        function, argument = pickle.loads(pickled)
+        send((function(argument, _SentLines(**vars(lines), send=send)), None, ""))
     except BaseException as error:
         send((None, _picklable(error), traceback.format_exc()))
 

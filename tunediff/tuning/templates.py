@@ -9,21 +9,20 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from tunediff.config import ConfigError, code
 from tunediff.config.workload import is_users
-from tunediff.core import template_base
 from tunediff.core.errors import Failure
 from tunediff.core.template import Template, TemplateError, TemplateRun
+from tunediff.training import entries
 from tunediff.tuning.backend import Event
 from tunediff.tuning.trial_spec import TrialSpec
 
 log = logging.getLogger(__name__)
 
-_START = "tunediff.tuning.worker:start"
-_PREPARED = "tunediff.training.prepared"
 _MOST = 2
 """Templates that are kept: the two sides of a comparison take turns."""
 
@@ -64,9 +63,9 @@ class Templates:
             options = {"workload": workload, "trains": True}
             name, path, variables = self.shared or SharedTemplates("")
             name = name and f"{name} {key}"
-            prepare = f"{_PREPARED}:prepare"
-            base = template_base.base(f"{_PREPARED}:prepare_base")
-            template = Template(prepare, options, self.output, name, path, variables, base)
+            template = Template(
+                entries.prepare, options, self.output, name, path, variables, entries.BASE
+            )
         self._kept[key] = template  # the one used last is the last
         while len(self._kept) > _MOST:
             self._kept.pop(next(iter(self._kept))).close()
@@ -104,8 +103,8 @@ class Templates:
             self._named.add(job.workload)
             log.warning("%s: each trial imports it anew: %s", job.workload, afresh)
         streams = [self.output.fileno()] * 2 if self.output is not None else []
-        before = (f"{_PREPARED}:before_run", needs)
-        run = template.start(_START, (job, afresh), before, variables, streams=streams)
+        before = (entries.before_run, needs)
+        run = template.start(_start, (job, afresh), before, variables, streams=streams)
         started(run)
         while (message := run.receive()) is not None:
             take(run, message)
@@ -125,6 +124,13 @@ class Templates:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _start(connection: Connection, content: Any) -> None:
+    """See `worker.start`, which imports torch."""
+    from tunediff.tuning import worker
+
+    worker.start(connection, content)
 
 
 class _Kept(threading.local):

@@ -1,0 +1,40 @@
+"""The functions that processes with torch are given by processes without: they import it there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from tunediff.core import template_base
+
+
+def prepare(options: Mapping[str, Any]) -> str | None:
+    """See `prepared.prepare`."""
+    from tunediff.training import prepared
+
+    return prepared.prepare(options)
+
+
+def prepare_base(options: Any) -> str | None:
+    """See `prepared.prepare_base`."""
+    from tunediff.training import prepared
+
+    return prepared.prepare_base(options)
+
+
+def before_run(needs: Mapping[str, Any]) -> None:
+    """See `prepared.before_run`."""
+    from tunediff.training import prepared
+
+    prepared.before_run(needs)
+
+
+def answer(connection: Connection, content: Any) -> None:
+    """See `judging.answer`."""
+    from tunediff.training import judging
+
+    judging.answer(connection, content)
+
+
+BASE = template_base.base(prepare_base)
