@@ -1,6 +1,6 @@
 """Profile one configuration. Imports no torch.
 
-It is measured in a process of its own, `profile_process`.
+It is measured in a process of its own.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.api.options import check_files, trainable
-from tunediff.config import ConfigError, Systems
+from tunediff.config import ConfigError, Systems, code
 from tunediff.core import remote
+from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import numbered
 from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
+from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, writing
 from tunediff.profiling import tables
@@ -100,7 +102,7 @@ def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResu
     folder = _folder(options)
     request = ProfileRequest(config, folder, options.config.stem, command, workers, options.steps)
     try:
-        profile: dict[str, Any] = foreground.call(_process, request, config.schema.workload, lines)
+        profile: dict[str, Any] = foreground.call(_measured, request, config.schema.workload, lines)
         profile["wall_s"] = time.monotonic() - lines.begun
         result = ProfileResult(folder, profile, tables.write_all(profile, folder))
         remote.push_or_warn(folder)
@@ -140,8 +142,29 @@ def _tidy(folder: Path) -> None:
         folder.rmdir()
 
 
-def _process(request: ProfileRequest, lines: EventLines) -> dict[str, Any]:
-    """See `profile_process.measure`, which imports torch; for a process of its own."""
-    from tunediff.api import profile_process
+def _measured(request: ProfileRequest, lines: EventLines) -> dict[str, Any]:
+    """Measure everything, in a process of its own, which alone imports torch.
 
-    return profile_process.measure(request, lines)
+    Raises `TunediffError` for no memory and for errors of a user's file.
+    """
+    from tunediff.profiling import run
+    from tunediff.training.run_trial import end_of
+
+    config = request.config
+    try:
+        return run.profile(
+            config,
+            request.folder,
+            lines.aside.say,
+            name=request.name,
+            command=request.command,
+            workers=request.workers,
+            steps=request.steps,
+        )
+    except Exception as error:
+        if end_of(error).status == Status.OOM:
+            batch = config.loader.batch_size
+            raise TunediffError(f"out of memory with a batch of {batch}: {error}") from error
+        if cfg.of(config).file is not None and not isinstance(error, TunediffError):
+            raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's lines
+        raise

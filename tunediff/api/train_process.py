@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tunediff import config as cfg
-from tunediff.api.train_run import INITIAL, TrainRequest
 from tunediff.config import ConfigError, Systems, code
 from tunediff.config.code import WorkloadError
 from tunediff.core import text
 from tunediff.core import trial_record as record
+from tunediff.core.clock import Budget
 from tunediff.core.errors import TunediffError, UserCodeError, message_of
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
@@ -32,12 +32,13 @@ log = logging.getLogger(__name__)
 CHECKPOINT_EVERY_S = 60.0
 
 
-def train(request: TrainRequest, lines: EventLines) -> str:
+def train(
+    config: Systems, folder: Path, budget: Budget, initial: Path | None, lines: EventLines
+) -> str:
     """Train as one rank, from a checkpoint if there is one; return why it stopped, or ''.
 
     Raises `ConfigError`, `WorkloadError`, and `TunediffError` for a training that failed.
     """
-    config, folder = request.config, request.folder
     # Other ranks wait here for rank 0, whose parent has written what they read
     with world_of_environment() as world, stop_signals() as signals, lines.work(world.main):
         trial = record.read_trial(folder)
@@ -45,7 +46,7 @@ def train(request: TrainRequest, lines: EventLines) -> str:
             return ""
 
         # ---- journal and curves, on rank 0
-        initial = _weights(request.initial, config) if request.initial is not None else None
+        weights_of = _weights(initial, config) if initial is not None else None
         observer: Observer = Observer(signals)
         if world.main:
             done = trial.points[-1].samples if trial is not None and trial.points else None
@@ -53,8 +54,8 @@ def train(request: TrainRequest, lines: EventLines) -> str:
 
         # ---- train
         engine = Engine(
-            config, request.budget, world, observer, folder=folder,
-            checkpoint_every_s=CHECKPOINT_EVERY_S, initial=initial,
+            config, budget, world, observer, folder=folder,
+            checkpoint_every_s=CHECKPOINT_EVERY_S, initial=weights_of,
             not_captured=trial.not_captured if trial is not None else "",
         )  # fmt: skip
         journal = Journal(folder)
@@ -124,5 +125,5 @@ def _weights(path: Path, config: Systems) -> Any:
         if (network := workload.get_hook("network")) is not None:
             weights.check_fit(tensors, network(config.knobs), str(path))
     except ConfigError as error:
-        raise ConfigError(f"--initial: {error}; allowed: {INITIAL}") from None
+        raise ConfigError(f"--initial: {error}") from None
     return tensors

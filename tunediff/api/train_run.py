@@ -281,4 +281,5 @@ def _process(request: TrainRequest, lines: EventLines) -> str:
     """See `train_process.train`, which imports torch; for a process of its own."""
     from tunediff.api import train_process
 
-    return train_process.train(request, lines)
+    asked = request.config, request.folder, request.budget, request.initial
+    return train_process.train(*asked, lines)

@@ -27,7 +27,6 @@ from tunediff.training import adapters, hardware, number_formats, prepared
 from tunediff.training.engine import Engine, Facts
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
-from tunediff.training.probe import Measured
 from tunediff.training.trial import run
 
 # ---- a finished model
@@ -171,15 +170,15 @@ def measured(
     evaluates: bool,
     prepare: bool,
     finals: Mapping[str, Values] | None = None,
-    tell: Callable[[Measured], None] = lambda _: None,
-) -> Measured:
+    tell: Callable[[dict[str, Any]], None] = lambda _: None,
+) -> dict[str, Any]:
     """Look at the data and time one evaluation; leave in the cache folder what trials need.
 
     `prepare`: prepare evaluations completely, however long it takes. `finals`: knobs of further
-    evaluations to time, by the field of `Measured` that takes their seconds. `tell` gets what is
+    evaluations to time, by the field of `probe.Measured` that takes their seconds. `tell` gets what is
     known before something is timed. Raises what the data or the set-up of the training raise.
     """
-    data, result = getattr(config.knobs, "data", None), Measured(data=[])
+    data, result = getattr(config.knobs, "data", None), dict[str, Any](data=[])
     if isinstance(data, Data):
         result["data"] = images.load(data).summary
     if (network := cfg.of(config).get_hook("network")) is not None:
@@ -199,7 +198,7 @@ def measured(
         seconds = evaluation_s(judged, world, program, steps)
         if not evaluates:
             return result
-        result[name] = seconds  # type: ignore[literal-required]
+        result[name] = seconds
         if (choice := program.facts.get("evaluation_format")) is not None:
             result["evaluation_format"] = choice
             config = number_formats.pinned(config, choice)
