@@ -286,13 +286,6 @@ def test_values_of_a_parameter_have_one_type():
         values_of(["=3"], "x")
 
 
-def test_a_value_that_all_runs_end_with_is_named(program, capsys):
-    Path("train.py").write_text(NOISY + "\nprint('best loss: 0.001')")
-    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "same", "--pairs", "3")
-    assert (code, len(result["seeds_without_effect"])) == (10, 1)
-    assert "ended at 0.001" in result["seeds_without_effect"][0]
-
-
 def test_values_in_another_unit_are_no_values(program, capsys):
     Path("train.py").write_text(NOISY.replace('print({"loss": f"{value:.4f}"})', "print(f'loss: {value} {UNIT}')"))
     Path("train.py").write_text(

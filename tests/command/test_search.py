@@ -11,7 +11,7 @@ import yaml
 from tests import searches
 from tests.command.test_comparison import NOISY
 from tests.command.test_run import processes_of, wait_until
-from tunediff import analysis, export, search, search_space
+from tunediff import analysis, search, search_space
 from tunediff import config as cfg
 from tunediff.api import search_setup
 from tunediff.api.options import SearchOptions
@@ -233,23 +233,3 @@ for epoch in range(1, 41):
     print("METRIC seconds=%.3f" % (epoch / 10), flush=True)
     print("loss:", 2 / (epoch * float(sys.argv[1])) + int(sys.argv[2]) * 1e-6, flush=True)
 """
-
-
-@pytest.mark.nightly
-@pytest.mark.cluster
-def test_a_search_of_a_command_ends_with_its_best(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(NOISY)
-    content = FILE | {
-        "command": f"{sys.executable} train.py --lr {{lr}} --seed {{seed}}",
-        "baseline": {"lr": 1.0},
-        "search": {"lr": [1.0, 0.1, 10.0]},
-        "objective": {"name": "loss", "mode": "min"},
-    }
-    Path("s.yaml").write_text(yaml.safe_dump(content))
-    assert search.main(["s.yaml", "--name", "found"]) == 0
-    trials = trial_record.read_trials(tmp_path / "ray_results" / "found")
-    assert [trial.status for trial in trials] == ["ok"] * 3, "of four, since there are three points"
-    assert min(trials, key=lambda trial: trial.value("loss")).drawn["lr"] == 0.1
-    assert export.main(["found", "--out", "best.yaml"]) == 0
-    assert "train.py --lr 0.1 --seed 0" in Path("best.yaml").read_text()

@@ -14,7 +14,7 @@ import yaml
 from tests.command.test_run import processes_of, wait_until
 from tests.comparisons import made, told
 from tests.helpers import point
-from tunediff import analysis, compare, run_comparison, search, search_space
+from tunediff import analysis, compare, search, search_space
 from tunediff import config as cfg
 from tunediff.analysis import evidence
 from tunediff.config import ConfigError
@@ -202,49 +202,3 @@ def test_a_gpu_of_the_most_frequent_model_is_a_share():
     run_devices = at_once.equal_devices(16, range(16), None, list("01234"), ["H200", "A100", "H200", "H200", "H200"])
     assert [device.variables["CUDA_VISIBLE_DEVICES"] for device in run_devices] == ["0", "2", "3", "4"]
     assert {device.threads for device in run_devices} == {4}
-
-
-TRAINING = """
-from dataclasses import dataclass
-import os, pathlib, time
-import torch
-from tunediff import Metric
-
-@dataclass(frozen=True)
-class Knobs:
-    lr: float = 0.01
-
-OBJECTIVE = Metric("error", "min")
-BASELINE = {"loader.batch_size": 16, "evaluation.points": 1}
-X = torch.randn(256, 4, generator=torch.Generator().manual_seed(0))
-
-def train(trial):
-    net = trial.prepare(torch.nn.Linear(4, 1))
-    optimizer = torch.optim.SGD(net.parameters(), trial.knobs.lr)
-    trial.keep(net=net, optimizer=optimizer)
-    trial.evaluate_with(lambda: {"error": trial.knobs.lr + trial.config.seed % 7 / 1000})
-    here = pathlib.Path(HERE)
-    (here / f"{trial.config.seed}-{trial.knobs.lr}").write_text(f"{os.sched_getaffinity(0)} {torch.get_num_threads()}")
-    while len(list(here.glob(f"{trial.config.seed}-*"))) < 2:
-        time.sleep(0.01)
-    for (batch,) in trial.batches((X,)):
-        trial.step(net(batch).square().mean(), optimizer)
-"""
-
-
-@TWO_CORES
-@pytest.mark.nightly
-def test_trainings_of_a_file_run_at_the_same_time(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("TUNEDIFF_CPUS", "2")
-    (here := tmp_path / "here").mkdir()
-    (tmp_path / "mine.py").write_text(TRAINING.replace("HERE", repr(str(here))))
-    call = {"budget": "1s", "parallel": True, "check": False, "progress": False, "pairs": 3}
-    found = run_comparison("mine.py", {"lr": 0.02}, **call)
-    assert found.verdict.verdict == "worse"
-    first, second = sorted(os.sched_getaffinity(0))[:2]
-    said = {path.name: path.read_text() for path in here.iterdir()}
-    seed = found.verdict.first_seed
-    sides = [said[f"{seed + number}-{lr}"] for number in range(3) for lr in (0.01, 0.02)]
-    assert sides == [f"{{{core}}} 1" for core in (first, second, second, first, first, second)]

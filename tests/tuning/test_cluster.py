@@ -191,27 +191,6 @@ def test_a_search_survives_a_node(nodes, search):
     assert steps == sorted(set(steps)), "it went on from its checkpoint"
 
 
-def test_strategies_workers_and_batch_are_searched_over_two_nodes(nodes, search):
-    """Two workers are one on each node; Optuna draws from all that is allowed, and one measure ranks them."""
-    nodes.add()
-    chain = {"model.multipliers": [1, 2], "process.steps": 50}
-    spaces = {
-        "parallel.workers": [1, 2], "loader.batch_size": [64, 128],
-        "parallel.strategy": {"choice": ["ddp", "fsdp", "pipeline"], "when": {"parallel.workers": 2}},
-    }  # fmt: skip
-    first = [{"parallel.workers": 2, "parallel.strategy": name} for name in ("ddp", "fsdp", "pipeline")]
-    budget = {"per_trial": "4s", "trials": 6, "unit": "device"}
-    one = search("both", budget=budget, search=spaces, first=first, fixed=chain, noise=1)
-    assert one.start(str(one.file), "--name", "both", "--address", nodes.address).wait(WAIT_S) == 0, one.log
-    trials = [one.trial(f"t{number:04d}") for number in range(6)]
-    assert [trial.status for trial in trials] == ["ok"] * 6, one.log
-    assert [trial.config["parallel.strategy"] for trial in trials[1:4]] == ["ddp", "fsdp", "pipeline"]
-    for trial in trials:
-        share = trial.config["parallel.workers"]
-        assert trial.points[-1].device_s == pytest.approx(share * trial.points[-1].train_s)
-        assert trial.points[-1].device_s >= 4.0
-
-
 @pytest.mark.parametrize("fault", ["cut for a minute", "slow"])
 def test_a_bad_network(apart, search, fault):
     """Cut, the node behind it is lost, its trial goes on here, and what comes back late from there is not taken, or

@@ -215,27 +215,6 @@ def test_two_workers_and_early_stopping(search):
     assert block(one.log)["pruned"] == str(sum(t.status == "pruned" for t in trials))
 
 
-@pytest.mark.nightly
-def test_probes_run_in_processes_of_their_own(search):
-    """A throughput study: nothing is evaluated, and the table is printed and kept."""
-    one = search(
-        "probes",
-        objective="samples_per_s",
-        budget={"per_trial": "1s"},
-        fixed={"evaluation.points": 1},
-        ladder={"half the batch": {"loader.batch_size": 64}, "memory given back": {"memory.keep_freed": False}},
-        study={"columns": ["configuration", "epoch_s", "percent_of_base"], "y": "samples_per_s"},
-    )
-    one.run()
-    trials = [one.trial(f"t000{i}") for i in range(4)]
-    assert [trial.status for trial in trials] == ["ok"] * 4, one.log
-    assert len({pids(one, trial.name)[1] for trial in trials}) == 4
-    assert all("frechet" not in trial.points[0] and trial.end.seconds["evaluation"] == 0 for trial in trials)
-    assert "half the batch alone" in one.log
-    assert (one.folder / "study.md").read_text().count("half the batch") == 2
-    assert (one.folder / "study.png").stat().st_size > 5000
-
-
 def test_sigterm_interrupts_although_ray_has_a_handler_of_its_own(tmp_path, monkeypatch):
     content = {"workload": "digits", **TRIALS}
     loaded = search_space.parse(content, "x.yaml")

@@ -3,15 +3,10 @@
 import os
 import re
 import signal
-from pathlib import Path
 
 import pytest
-import yaml
 
-import tunediff
 from tests.tuning.conftest import block
-from tunediff.core import trial_record as record
-from tunediff.experiment.model import Experiment
 
 pytestmark = pytest.mark.cluster
 
@@ -115,37 +110,3 @@ def test_a_users_workload_and_its_faults(search, tmp_path):
     assert re.search(r"t0000 ok +[\d.]+ s  accuracy [\d.]+ .*pairs/s", one.log)  # 1 where all are right
     assert "images" not in one.log
     assert block(one.log)["best_value"]
-
-
-@pytest.mark.nightly
-def test_a_search_by_the_seconds_to_a_target(tmp_path):
-    """Its trials end where they meet it, or fail at their budget; confirming runs are judged by it, too."""
-    text = (Path(__file__).parents[1] / "users" / "plain.py").read_text()
-    text = text.replace("lambda: judge(net)", 'lambda: {"accuracy": 1 - trial.knobs.dropout}')
-    (tmp_path / "mine.py").write_text(text)
-    content = {
-        "workload": "mine.py",
-        "budget": {"per_trial": "3s", "trials": 3},
-        "confirm": {"of": 1, "seeds": 3},
-        "noise": 1,
-        "search": {"dropout": [0.0, 0.2, 0.9]},
-        "first": [{"dropout": 0.9}],
-    }
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump(content))
-    target = {"target": "accuracy>=0.5", "storage": tmp_path, "name": "found", "progress": False}
-    found = tunediff.run_search(tmp_path / "s.yaml", **target)
-    trials = found.trials().set_index("dropout")
-    assert trials["status"].to_dict() == {0.0: "ok", 0.9: "error", 0.2: "ok"}
-    assert trials["accuracy"].to_dict() == pytest.approx({0.0: 1.0, 0.9: 0.1, 0.2: 0.8})
-    assert trials["reason"][0.9] == "the target accuracy>=0.5 was not reached"
-    assert found.curves().groupby("trial")["index"].max().tolist() == [1, 2, 1]
-    result = found.json()
-    assert (result["objective"], result["metric"]) == ("time_to_target_s", "time_to_target_s")
-    confirmed = found.folder / "confirm"
-    assert Experiment.read(confirmed).limit.target == "accuracy>=0.5"
-    runs = record.read_trials(confirmed)
-    assert {(run.status, len(run.points)) for run in runs} == {("ok", 1)}
-    assert len(result["confirmed_values"]) == len(runs) // 2 == 3
-    found.best.export(tmp_path / "best.yaml")
-    assert (tmp_path / "best.safetensors").is_file()
-    assert "target accuracy&gt;=0.5" in found.report().read_text()

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import json
 import os
 import pickle
 import statistics
@@ -23,7 +22,6 @@ from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.journal import Journal
 from tunediff.core.point import Point
-from tunediff.core.progress import DOING, Progress
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
@@ -144,15 +142,6 @@ def test_a_trial_ends_where_its_target_is_met_and_one_that_never_meets_it_fails(
     assert met.points[-1].steps == 15
 
 
-def test_weights_say_what_was_measured_and_how_they_came_to_be(tmp_path, job):
-    Journal(tmp_path).start(*cfg.identity(job.config), {}, None)
-    worker.work(job, Parent(tmp_path), alone())
-    with safe_open(tmp_path / weights.NAME, "pt") as file:
-        about = file.metadata()
-    assert json.loads(about["config"]) == cfg.flat(job.config)
-    assert json.loads(about["result"]) == record.read_trial(tmp_path).points[-1].flat
-
-
 def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, monkeypatch):
     class KilledError(BaseException):
         pass
@@ -168,21 +157,6 @@ def test_a_worker_killed_before_the_end_measures_nothing_again(tmp_path, job, mo
     worker.work(job, Parent(tmp_path), alone())
     assert kinds(tmp_path) == [*before, "worker", "about", "end"]
     assert record.read_trial(tmp_path).status == "ok"
-
-
-def test_a_final_evaluation_tells_how_far_it_is(tmp_path, job, monkeypatch):
-    """It may take longer than all that was before."""
-    told = []
-
-    def evaluate(*_):
-        with Progress("sampling", 4, "steps") as progress:
-            progress.step()
-            told.append(json.loads((tmp_path / DOING).read_text()))
-
-    monkeypatch.setattr(worker, "evaluate_finally", evaluate)
-    worker.work(dataclasses.replace(job, final={"evaluation.images": 64}), Parent(tmp_path), alone())
-    assert [(one["part"], one["work"][:9]) for one in told] == [("evaluation", "sampling:")]
-    assert not (tmp_path / DOING).exists()
 
 
 def test_a_trial_that_an_orphan_ended_meanwhile_is_not_run_again(tmp_path, job):
