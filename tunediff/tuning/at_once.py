@@ -102,51 +102,44 @@ def divided_among(
     return divided
 
 
-class Turns:
+class DeviceRotation:
     """Chooses devices for simultaneous runs so that the candidates take turns on them."""
 
     def __init__(self, candidates: int, at_once: int) -> None:
         self._candidates, self.at_once = candidates, at_once
-        self._used: collections.Counter[tuple[int, int]] = collections.Counter()
+        self.is_a_round_together = at_once >= candidates
+        """Whether all runs of a round are at the same time."""
+        self.groups = max(1, at_once // candidates)
+        """How many rounds are at the same time, each on a group of devices."""
 
-    @property
-    def is_a_round_together(self) -> bool:
-        """Return whether all runs of a round are at the same time."""
-        return self.at_once >= self._candidates
+    def _cycle(self, round_: int) -> int:
+        """Return how many times devices or order have turned before a round.
 
-    @property
-    def groups(self) -> int:
-        """Return how many rounds are at the same time, each on a group of devices."""
-        return max(1, self.at_once // self._candidates)
+        Where a round has more runs than there are devices, these are as many rounds as fill all
+        devices.
+        """
+        if 1 < self.at_once < self._candidates:
+            return round_ * self._candidates // math.lcm(self._candidates, self.at_once)
+        return round_ // self.groups + round_ % self.groups
 
     def order(self, round_: int) -> list[int]:
         """Return the candidates of a round in the order in which they begin.
 
         Every other one runs backwards, so that a machine that slows down favours no candidate; of
         rounds at the same time every other one too, so that no candidate has the even devices.
-        Where a round has more runs than there are devices, these are as many rounds as fill all
-        devices, and later ones begin with other candidates, so that neighbours change.
+        Where a round has more runs than there are devices, later ones begin with other candidates,
+        so that neighbours change.
         """
-        order, shift = list(range(self._candidates)), 0
-        cycle = round_ // self.groups + round_ % self.groups
-        if 1 < self.at_once < self._candidates:
-            cycle = round_ * self._candidates // math.lcm(self._candidates, self.at_once)
-            shift = cycle // 2 % self._candidates
+        order, cycle = list(range(self._candidates)), self._cycle(round_)
+        shift = cycle // 2 % self._candidates if 1 < self.at_once < self._candidates else 0
         order = order[shift:] + order[:shift]
         return order[::-1] if cycle % 2 else order
 
     def devices(self, wave: Sequence[tuple[int, int]]) -> list[int]:
-        """Return the devices of runs (candidate, round) that begin together: each candidate gets
-        the free one that it has had least often, of those of its round's group."""
-        free = set(range(self.at_once))
-        chosen = []
-        for candidate, round_ in wave:
-            allowed = free
-            if self.is_a_round_together:
-                first = round_ % self.groups * self._candidates
-                allowed = free & set(range(first, first + self._candidates))
-            used = [(self._used[candidate, device], device) for device in allowed]
-            chosen.append(device := min(used)[1])
-            free.remove(device)
-            self._used[candidate, device] += 1
-        return chosen
+        """Return the devices of runs (candidate, round) that begin together: they move on by one
+        with each cycle, among those of the round's group or else of all."""
+        if self.is_a_round_together:
+            count = self._candidates
+            return [r % self.groups * count + (i + self._cycle(r)) % count for i, r in wave]
+        first = self._cycle(wave[0][1]) if wave else 0
+        return [(first + place) % self.at_once for place in range(len(wave))]

@@ -2,7 +2,7 @@
 
 Nothing is drawn and no run is stopped early. One run at a time has the machine, or all equal
 devices of it have one each (`at_once`): in waves, of which each ends before the next one begins, so
-that every run has neighbours.
+that every run has a concurrent neighbour.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tunediff.core.journal import Journal
 from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import TrialRecord
 from tunediff.tuning import loop
-from tunediff.tuning.at_once import Turns
+from tunediff.tuning.at_once import DeviceRotation
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.sessions import StoppedError
 from tunediff.tuning.trial_spec import TrialSpec
@@ -40,10 +40,10 @@ class Rounds:
     """Proposes unfinished runs of up to `max_rounds` rounds until `over()`, baseline first.
 
     A candidate whose run fails is out, and without the baseline there is nothing to compare with.
-    The order of a round is that of `Turns`.
+    The order of a round is that of `DeviceRotation`.
 
     With several devices, a wave is as many rounds as they have room for; where a round has more
-    runs than there are devices, it is the next runs in line, so that none of them has no neighbour.
+    runs than there are devices, it is the next runs in line, so that every run has a concurrent neighbour.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Rounds:
         """`make` returns the run of a name, a configuration, its drawn knobs, and `run_device`, the
         number of its device where several run at the same time; `at_once`: how many do."""
         self._candidates, self._max_rounds, self._make = candidates, max_rounds, make
-        self._over, self._turns = over, Turns(len(candidates), at_once)
+        self._over, self._rotation = over, DeviceRotation(len(candidates), at_once)
         self.at_once = at_once
-        self._out: set[int] = set()
-        self._open: set[int] = set()
+        self._eliminated: set[int] = set()
+        self._running: set[int] = set()
         self._ended: list[tuple[TrialSpec, TrialRecord | None]] = []
-        self._begun, self._rest = 0, list[int]()
+        self._begun, self._pending = 0, list[int]()
         """Rounds that have begun, and the candidates that the last one of them lacks."""
         self._proposals = self._propose()
 
@@ -72,26 +72,26 @@ class Rounds:
 
     def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float = 0.0) -> None:
         """Take note of a run that has ended; it is settled once no other one runs."""
-        self._open.discard(spec.number)
+        self._running.discard(spec.number)
         self._ended.append((spec, trial_record))
-        while self._ended and not self._open:
+        while self._ended and not self._running:
             self.settle(*self._ended.pop(0))
 
     def settle(self, spec: TrialSpec, trial_record: TrialRecord | None) -> None:
         """Take a candidate out whose run has failed."""
         assert trial_record is not None
         if failed(trial_record):
-            self._out.add(spec.number % len(self._candidates))
+            self._eliminated.add(spec.number % len(self._candidates))
 
     def _propose(self) -> Iterator[TrialSpec | None]:
         looked = -1
         while True:
-            while self._open:
+            while self._running:
                 yield None
             if self._nothing_to_compare():  # a failure in the middle of a round ends it there
                 return
-            self._rest = [i for i in self._rest if i not in self._out]
-            if not self._rest and looked < self._begun:
+            self._pending = [i for i in self._pending if i not in self._eliminated]
+            if not self._pending and looked < self._begun:
                 looked = self._begun
                 if looked == self._max_rounds or self._over():
                     return
@@ -99,19 +99,19 @@ class Rounds:
 
     def _next_wave(self) -> list[tuple[int, int]]:
         """Return the runs (candidate, round) that begin together."""
-        together, wave = self._turns.is_a_round_together, list[tuple[int, int]]()
-        remaining = len(self._candidates) - len(self._out)
+        together, wave = self._rotation.is_a_round_together, list[tuple[int, int]]()
+        remaining = len(self._candidates) - len(self._eliminated)
         if together:
-            room = self._turns.groups * len(self._candidates)
+            room = self._rotation.groups * len(self._candidates)
         elif remaining > self.at_once:
             room = self.at_once
         else:  # failures have left as few that whole rounds are together from the next one on
-            room = len(self._rest) or self.at_once // remaining * remaining
-        while room and (self._rest or self._begun < self._max_rounds):
-            if not self._rest:
-                self._rest = self._turns.order(self._begun)
+            room = len(self._pending) or self.at_once // remaining * remaining
+        while room and (self._pending or self._begun < self._max_rounds):
+            if not self._pending:
+                self._pending = self._rotation.order(self._begun)
                 self._begun += 1
-            if (i := self._rest.pop(0)) not in self._out:
+            if (i := self._pending.pop(0)) not in self._eliminated:
                 wave.append((i, self._begun - 1))
             elif not together:  # else its device stays free, and the others' are the same
                 continue
@@ -120,12 +120,12 @@ class Rounds:
 
     def _unfinished(self, wave: Sequence[tuple[int, int]]) -> Iterator[TrialSpec]:
         """Take note of the runs of a wave that have ended, and propose the others."""
-        devices = self._turns.devices(wave)
+        devices = self._rotation.devices(wave)
         specs = [self._spec(*run, device) for run, device in zip(wave, devices, strict=True)]
         if self.at_once > 1:
             together = dict[int, list[TrialSpec]]()
             for (_, number), spec in zip(wave, specs, strict=True):
-                key = number if self._turns.is_a_round_together else 0
+                key = number if self._rotation.is_a_round_together else 0
                 together.setdefault(key, []).append(spec)
             for runs in together.values():
                 _restart_interrupted(runs)
@@ -135,12 +135,12 @@ class Rounds:
             trial_record = record.read_trial(spec.folder)
             if trial_record is not None and trial_record.finished:
                 self.tell(spec, trial_record)
-            elif i not in self._out:
-                self._open.add(spec.number)
+            elif i not in self._eliminated:
+                self._running.add(spec.number)
                 yield spec
 
     def _nothing_to_compare(self) -> bool:
-        return 0 in self._out or len(self._candidates) - len(self._out) < 2
+        return 0 in self._eliminated or len(self._candidates) - len(self._eliminated) < 2
 
     def _spec(self, i: int, number: int, run_device: int) -> TrialSpec:
         config, drawn = self._candidates[i]
