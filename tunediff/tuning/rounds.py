@@ -43,7 +43,8 @@ class Rounds:
     The order of a round is that of `DeviceRotation`.
 
     With several devices, a wave is as many rounds as they have room for; where a round has more
-    runs than there are devices, it is the next runs in line, so that every run has a concurrent neighbour.
+    runs than there are devices, it is the next runs in line, so that every run has a concurrent
+    neighbour.
     """
 
     def __init__(
