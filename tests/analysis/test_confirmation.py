@@ -74,11 +74,9 @@ def test_the_best_and_the_baseline_run_again_seed_after_seed_alone(tmp_path):
     folder, wanted = confirming.prepare(found)
     assert folder == found.folder / "confirm"
     assert wanted.seeds == 4
-    assert wanted.alone
     order = [(point["seed"], point["loader.batch_size"]) for point in wanted.candidates]
     assert order == [(seed, size) for seed in range(1000, 1004) for size in (128, 64, 256)]
     assert wanted.budget.per_trial_s == 20.0
-    assert resources.share(wanted, resources.Machine(16, 8)).slots == 1
     assert resources.share(found.space, resources.Machine(16, 8)).slots == 8
     again, same = confirming.prepare(found)  # as --resume does
     assert (again, same.candidates) == (folder, wanted.candidates)
@@ -376,7 +374,6 @@ def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
         ({"confirm": {"final": {"evaluation.extractor": "inception"}}}, "evaluation.extractor: is not allowed"),
         ({"confirm": {"final": {"evaluation.images": 2}}}, "evaluation.images: 2 is not allowed"),
         ({"confirm": {}, "seeds": 3}, "confirm: belongs to searches of one seed"),
-        ({"alone": 1}, "alone: 1 is not allowed; allowed: true or false"),
         (
             {"confirm": {"final": {"evaluation.images": 100}}, "objective": "samples_per_s"},
             "samples_per_s is no judgement",

@@ -91,7 +91,6 @@ def content(
         "objective": objective,
         "budget": {key: budget[key] for key in budget if key not in ("trials", "total")},
         "seeds": seeds,
-        "alone": True,
         "trials_per_gpu": 1,
         "final": final,
         "trials": finalists,

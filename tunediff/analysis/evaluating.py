@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tunediff import config as cfg
 from tunediff.core import text
 from tunediff.search_space import SearchSpace
 
@@ -97,22 +96,12 @@ class Cost:
 
     def advice(self) -> list[str]:
         """Return how to make evaluation cheaper if it takes longer than training."""
-        training_s, config = self.space.longest_s, self.space.baseline
+        training_s, points = self.space.longest_s, self.space.baseline.evaluation.points
         if self.judging_s <= training_s:
             return []
-        fewer = max(1, math.floor(training_s / (self.judging_s / config.evaluation.points)))
         lines = [f"evaluation takes {self.judging_s / training_s:.1f} times as long as training"]
-        if fewer < config.evaluation.points:
-            spent = text.seconds(self.judging_s * fewer / config.evaluation.points)
-            total = text.seconds(self.judging_s)
+        fewer = max(1, math.floor(points * training_s / self.judging_s))
+        if fewer < points:
+            spent, total = (text.seconds(self.judging_s * part) for part in (fewer / points, 1))
             lines.append(f"  evaluation.points={fewer}: {spent} instead of {total} per trial")
-        fixed = ("evaluation.points", "evaluation.seed", "evaluation.batch_size")
-        counts = [
-            name
-            for name, value in cfg.flat(config).items()
-            if name.startswith("evaluation.")
-            and name not in fixed
-            and type(value) is int
-            and value > 1
-        ]
-        return [*lines, *([f"  less of {', '.join(counts)} shortens each"] if counts else [])]
+        return lines

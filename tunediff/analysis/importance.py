@@ -65,46 +65,45 @@ def importance(
     rows: list[Drawn] = [
         (trial.drawn, math.log(value) if logs else value) for trial, value in measured
     ]
-    dimensions = searched(results)
     # Knobs with several values
-    values = {
-        d.name: {as_param(drawn[d.name]) for drawn, _ in rows if d.name in drawn}
-        for d in dimensions
-    }
-    varied = [d for d in dimensions if len(values[d.name]) > 1]
-    if len(rows) < ENOUGH or not varied or len({value for _, value in rows}) < 2:
-        return None
-    # A conditional knob is judged among the trials to which it applies.
+    varied, unvaried = list[Dimension](), list[str]()
+    for d in searched(results):
+        if len({as_param(drawn[d.name]) for drawn, _ in rows if d.name in drawn}) > 1:
+            varied.append(d)
+        else:
+            unvaried.append(d.name)
+    # A conditional knob is judged among the trials to which it applies, by a forest of their own
     where: dict[tuple[int, ...], list[str]] = {tuple(range(len(rows))): []}
     for d in varied:
         applies = tuple(i for i, (drawn, _) in enumerate(rows) if d.name in drawn)
         where.setdefault(applies, []).append(d.name)
-    # One forest for each set of trials
     shares = dict[str, float]()
+    if not varied or not _is_enough(rows):
+        return None
     for places, names in where.items():
         part = [rows[i] for i in places]
-        if names and len(part) >= ENOUGH and len({value for _, value in part}) > 1:
-            shares |= _fanova(part, _common(varied, part), names)
+        if names and _is_enough(part):
+            shares |= _fanova(part, varied, names)
     ordered = dict(sorted(shares.items(), key=lambda item: -item[1]))
-    unvaried = [d.name for d in dimensions if d not in varied]
     return Importance(ordered, len(rows), unvaried, logs)
 
 
-def _common(dimensions: Sequence[Dimension], rows: Sequence[Drawn]) -> list[Dimension]:
-    """Return the dimensions that apply to all of the trials."""
-    return [
-        dimension for dimension in dimensions if all(dimension.name in drawn for drawn, _ in rows)
-    ]
+def _is_enough(rows: Sequence[Drawn]) -> bool:
+    return len(rows) >= ENOUGH and len({value for _, value in rows}) > 1
 
 
 def _fanova(
-    rows: Sequence[Drawn], dimensions: Sequence[Dimension], names: Sequence[str]
+    rows: Sequence[Drawn], varied: Sequence[Dimension], names: Sequence[str]
 ) -> dict[str, float]:
-    """Return the fANOVA share of each of `names`, from a forest on all `dimensions`."""
+    """Return the fANOVA share of each of `names`, from a forest on all knobs that `rows` have."""
     import optuna
     from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 
-    kinds = {d.name: _distribution(d, [drawn[d.name] for drawn, _ in rows]) for d in dimensions}
+    kinds = {
+        d.name: _distribution(d, [drawn[d.name] for drawn, _ in rows])
+        for d in varied
+        if all(d.name in drawn for drawn, _ in rows)
+    }
     with errors_only("optuna"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         study = optuna.create_study()
@@ -125,9 +124,4 @@ def _distribution(dimension: Dimension, values: Sequence[Any]) -> BaseDistributi
     if is_range(dimension, values):
         low, high = min(dimension.low, *values), max(dimension.high, *values)
         return FloatDistribution(low, high, log=dimension.log and low > 0)
-    return CategoricalDistribution(_choices(values))
-
-
-def _choices(values: Sequence[Any]) -> list[Any]:
-    """Return the different values as Optuna stores them."""
-    return sorted(set(map(as_param, values)), key=str)
+    return CategoricalDistribution(sorted(set(map(as_param, values)), key=str))

@@ -13,15 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tunediff import search_space
-from tunediff.analysis import Results, is_number
+from tunediff.analysis import Results
 from tunediff.config import ConfigError
 from tunediff.core import text, trial_record
 from tunediff.core.trial_record import Line, TrialRecord
-from tunediff.experiment import model
-from tunediff.search_space import SearchSpace
-
-_WRONG = (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError)
-"""Exceptions that reading files of any content can raise."""
 
 
 def read(folder: Path) -> tuple[Results, dict[str, str]]:
@@ -29,39 +24,16 @@ def read(folder: Path) -> tuple[Results, dict[str, str]]:
 
     Raises `ConfigError` for a folder that is no search.
     """
-    space = _space(folder)
     trials, unreadable = list[TrialRecord](), dict[str, str]()
     for path in sorted(folder.glob("trials/t*"), key=lambda p: trial_record.by_number(p.name)):
         try:
             if (trial := trial_record.read_trial(path)) is not None:
-                if trial.name != path.name:  # names are parts of paths
-                    raise ValueError(f"it says that it is {trial.name!r}")
-                trials.append(trial)
-            # A single incomplete line: the trial has just begun, and is left out without a message.
-            elif any((path / trial_record.JOURNAL).read_bytes().splitlines()[1:]):
-                unreadable[path.name] = "no line of it says how the trial began"
-        except FileNotFoundError:
-            continue  # the folder is created before its journal
-        except _WRONG as error:
-            unreadable[path.name] = f"{type(error).__name__}: {error}"[:200]
-    return Results(folder, space, trials), unreadable
-
-
-def _space(folder: Path) -> SearchSpace:
-    """Read the search file of a folder. Raises `ConfigError`."""
-    if folder.is_dir() and not model.is_search(folder):
-        content = "a training" if (folder / trial_record.JOURNAL).is_file() else "no search"
-        raise ConfigError(
-            f"{folder.name}: holds {content}; a report needs the folder of a search, with its"
-            f" {model.FILE}"
-        )
-    path = search_space.of_search(folder)
-    try:
-        return search_space.load_recorded(folder)
-    except ConfigError:
-        raise
-    except _WRONG as error:
-        raise ConfigError(f"{path}: is damaged: {type(error).__name__}: {error}") from None
+                trials.append(
+                    dataclasses.replace(trial, name=path.name)
+                )  # names are parts of paths
+        except ConfigError as error:
+            unreadable[path.name] = str(error)
+    return Results(folder, search_space.load_recorded(folder), trials), unreadable
 
 
 # ---- sessions
@@ -93,21 +65,17 @@ def sessions(folder: Path) -> list[SearchSession]:
     """Return the periods for which the search ran, as far as they were recorded."""
     periods, first = list[SearchSession](), Line()
     for line in lines(folder / "sessions.jsonl"):
-        if not is_number(line.get("time")) or line.get("event") == OUTSIDE:
-            continue
-        if line.get("event") == "begin" or not periods:
-            command, environment = line.get("command"), line.get("environment")
-            command = command if isinstance(command, str) else ""
-            environment = environment if isinstance(environment, dict) else {}
+        if line["event"] == "begin":
+            command, environment = line.get("command", ""), line.get("environment", {})
             periods.append(SearchSession(line["time"], None, command, environment))
             first = line
-            continue
-        period = periods[-1]
-        # By the monotonic clock, which nobody sets
-        period.spent_s = max(0.0, line["monotonic_s"] - first["monotonic_s"])
-        period.time_is_up |= line.get("event") == TIME_IS_UP
-        if line.get("event") == "end":
-            period.end, period.complete = line["time"], line.get("complete") is True
+        elif periods and line["event"] != OUTSIDE:
+            period = periods[-1]
+            # By the monotonic clock, which nobody sets
+            period.spent_s = max(0.0, line["monotonic_s"] - first["monotonic_s"])
+            period.time_is_up |= line["event"] == TIME_IS_UP
+            if line["event"] == "end":
+                period.end, period.complete = line["time"], line.get("complete") is True
     return periods
 
 
@@ -138,9 +106,7 @@ def not_begun(results: Results, periods: Sequence[SearchSession]) -> str:
 
 
 def lines(path: Path) -> Iterator[Line]:
-    """Yield the readable lines of a file."""
-    with contextlib.suppress(OSError):
-        for line in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError, RecursionError):
-                if isinstance(content := json.loads(line), dict):
-                    yield content
+    """Yield the lines of a file, without an incomplete one; of a missing file none."""
+    for line in path.read_bytes().splitlines() if path.is_file() else ():
+        with contextlib.suppress(ValueError):
+            yield json.loads(line)

@@ -48,9 +48,7 @@ class Noise:
     def limit(self) -> float:
         """Return the difference that equal configurations exceed one time in ten: t·√2·sd."""
         # √2: a difference has the noise of two runs
-        sd, freedom = self.sd, self.freedom
-        if self.largest is not None:
-            sd, freedom = self.largest, self.largest_freedom
+        sd, freedom = (self.largest or self.sd), (self.largest_freedom or self.freedom)
         return quantile(CONFIDENCE, freedom) * math.sqrt(2) * sd
 
     def differ(self, first: float, second: float) -> bool:
@@ -104,9 +102,9 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, lower_is_better: boo
     `ratios`: whether to compare logarithms, of positive values. The noise is at least that of
     rounding: accuracies of a small test set are often equal by chance.
     """
-    everything = np.array([value for values in groups for value in values])
-    # The standard deviation of a uniform rounding error of one step
-    rounding = value_step(everything) / math.sqrt(12)
+    rounding = value_step(np.concatenate([[], *groups])) / math.sqrt(
+        12
+    )  # sd of an error of one step
     variances, freedoms = list[float](), list[int]()
     for values in groups:
         if len(values) > 1:
@@ -122,23 +120,20 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, lower_is_better: boo
     noise = Noise(sd, freedom, freedom + len(freedoms), len(freedoms), ratios, lower_is_better)
     if not differ_in_variance(variances, freedoms):
         return noise
-    most = int(np.argmax(variances))
-    least, largest = math.sqrt(min(variances)), math.sqrt(variances[most])
+    most, least = int(np.argmax(variances)), math.sqrt(min(variances))
+    largest = math.sqrt(variances[most])
     return dataclasses.replace(noise, least=least, largest=largest, largest_freedom=freedoms[most])
 
 
 def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> bool:
     """Return whether the variance of any sample differs significantly from the rest (F tests)."""
-    squares, freedom = float(np.dot(variances, freedoms)), sum(freedoms)
-    for variance, of_sample in zip(variances, freedoms, strict=True):
-        others = freedom - of_sample
-        rest = (squares - of_sample * variance) / max(1, others)
-        if others and rest > 0 and variance > 0:
-            tail = float(special.fdtrc(of_sample, others, variance / rest))
-            # Two-sided, and times the number of samples that are tested (Bonferroni)
-            if 2 * min(tail, 1 - tail) * len(variances) < LEVEL:
-                return True
-    return False
+    variance, freedom = np.array(variances), np.array(freedoms)
+    others = freedom.sum() - freedom
+    rest = (variance @ freedom - freedom * variance) / np.maximum(1, others)
+    tested = (others > 0) & (rest > 0) & (variance > 0)
+    tails = special.fdtrc(freedom[tested], others[tested], variance[tested] / rest[tested])
+    # Two-sided, and times the number of samples that are tested (Bonferroni)
+    return bool((2 * np.minimum(tails, 1 - tails) * len(variances) < LEVEL).any())
 
 
 UNMOVED = 0.01
@@ -172,13 +167,10 @@ def within_best(
 ) -> list[TrialRecord]:
     """Return the trials of a one-seed search within the noise of its best, best first."""
     value = results.outcome_of(best).value if best is not None else None
-    if noise is None or value is None or best is None or results.space.seeds > 1:
+    if noise is None or value is None or results.space.seeds > 1:
         return []
-    return [
-        trial
-        for trial, other in stable(results)
-        if trial.name != best.name and noise.within(other, value)
-    ]
+    near = [trial for trial, other in stable(results) if noise.within(other, value)]
+    return [trial for trial in near if best is None or trial.name != best.name]
 
 
 def stable(results: Results) -> list[tuple[TrialRecord, float]]:
@@ -195,17 +187,13 @@ def finalists(results: Results, most: int) -> list[TrialRecord]:
     Without a known noise, the best `most`. Only runs of the search itself count, so that confirming
     runs do not change what is confirmed.
     """
-    noise, best = measured(results), math.nan
-    chosen = dict[str, TrialRecord]()
+    noise, chosen = measured(results), dict[str, tuple[TrialRecord, float]]()
     for trial, value in stable(results):
         key = results.configuration_key(trial)
         if key in chosen or results.is_baseline(trial):
             continue
-        if not chosen:
-            best = value
-        elif noise is not None and not noise.within(value, best):
+        best = next((value for _, value in chosen.values()), value)
+        if len(chosen) == most or (noise is not None and not noise.within(value, best)):
             break
-        if len(chosen) == most:
-            break
-        chosen[key] = trial
-    return list(chosen.values())
+        chosen[key] = (trial, value)
+    return [trial for trial, _ in chosen.values()]

@@ -5,6 +5,7 @@ As in `Results.ranked`, values are means over a configuration's runs: no lucky r
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -43,11 +44,8 @@ def pareto(results: Results) -> list[dict[str, Any]]:
         return []
     bases = (outcome for outcome in results.ranked if not results.changed(outcome.trial))
     of_base = next((outcome.value for outcome in bases), None)
-    rows: list[dict[str, Any]] = []
-    for outcome in _comparable(results):
-        if (price := _mean(outcome.done, lambda run: run.value(cost))) is None:
-            continue
-        row = {
+    rows: list[dict[str, Any]] = [
+        {
             "trial": outcome.trial.name,
             "configuration": results.changed(outcome.trial),
             "value": outcome.value,
@@ -55,9 +53,11 @@ def pareto(results: Results) -> list[dict[str, Any]]:
             "cost": price,
             "versus_baseline": results.versus(outcome.value, of_base),
         }
-        rows.append(row)
+        for outcome in _comparable(results)
+        if (price := _mean(outcome.done, lambda run: run.value(cost))) is not None
+    ]
     on_front = front([(results.loss(row["value"]), row["cost"]) for row in rows])
-    return [row for row, on in zip(rows, on_front, strict=True) if on]
+    return list(itertools.compress(rows, on_front))
 
 
 def _comparable(results: Results) -> list[Outcome]:
@@ -96,20 +96,17 @@ def trade_offs(results: Results) -> pd.DataFrame:
     if results.space.cost is not None:
         signs[results.space.cost] = 1.0
     signs.pop(results.metric, None)
-    rows = []
-    for outcome in _comparable(results):
-        others = (_mean(outcome.done, _quantity(name)) for name in signs)
-        rows.append([outcome.trial.name, outcome.value, *others])
+    rows = [
+        [one.trial.name, one.value, *(_mean(one.done, _quantity(name)) for name in signs)]
+        for one in _comparable(results)
+    ]
     frame = pd.DataFrame(rows, columns=["trial", results.metric, *signs])
     for name, sign in signs.items():
         measured = frame[name].notna()
-        pairs = [
-            (results.loss(a), sign * b)
-            for a, b in zip(frame[results.metric][measured], frame[name][measured], strict=True)
-        ]
+        values = frame.loc[measured, [results.metric, name]].to_numpy(dtype=float)
+        on_front = front([(results.loss(value), sign * other) for value, other in values])
         frame[f"on_front_{name}"] = False
-        if pairs:  # journals of another version or origin may lack one of them completely
-            frame.loc[measured, f"on_front_{name}"] = front(pairs)
+        frame.loc[measured, f"on_front_{name}"] = on_front
     return frame
 
 

@@ -36,12 +36,8 @@ def mean(values: Sequence[float]) -> float | None:
 
 def totals(blocks: Sequence[Mapping[str, float | None]]) -> dict[str, float]:
     """Return the sum of each number over all blocks that have it."""
-    sums: dict[str, float] = {}
-    for block in blocks:
-        for name, value in block.items():
-            if value is not None:
-                sums[name] = sums.get(name, 0.0) + value
-    return sums
+    names = dict.fromkeys(name for block in blocks for name in block if block[name] is not None)
+    return {name: sum(block.get(name) or 0.0 for block in blocks) for name in names}
 
 
 def sd(values: Sequence[float]) -> float | None:
@@ -133,20 +129,13 @@ class Scale:
         """Return the size of a difference as a ratio − 1, or in units."""
         return math.expm1(min(offset, 700.0)) if self.ratios else float(offset)
 
-    def difference(self, offset: float, half: float | None = None) -> Difference:
+    def difference(self, offset: float, half: float = math.nan) -> Difference:
         """Return a difference on this scale, with an interval of ± `half`; NaN: not known."""
-        if not math.isfinite(offset):
-            return Difference()
-        if half is None:
-            return Difference(self.back(offset))
-        return Difference(self.back(offset), self.back(offset - half), self.back(offset + half))
-
-
-def verdict(offset: float, significant: bool, lower_is_better: bool) -> Verdict:
-    """Return what a difference from the baseline shows."""
-    if not significant:
-        return Verdict.NO_DIFFERENCE
-    return Verdict.BETTER if (offset < 0) == lower_is_better else Verdict.WORSE
+        middle, low, high = (
+            self.back(end) if math.isfinite(end) else None
+            for end in (offset, offset - half, offset + half)
+        )
+        return Difference(middle, low, high)
 
 
 def differences(
@@ -161,38 +150,39 @@ def differences(
     common seeds. Holm's correction: S. Holm, Scand. J. Statist. 6 (1979), 65–70.
     """
     scale, step = Scale.of(values, ratios), value_step(values)
-    y = scale.to_model(values)
-    tests = [_paired_test(y[0], row, step, scale.ratios) for row in y[1:]]
-    p_values = [_p_value(*test) if test[2] > 0 else None for test in tests]
+    base, *rows = scale.to_model(values)
+    tests, p_values = list[tuple[float, float, int]](), list[float | None]()
+    for row in rows:
+        pair = np.stack([base, row])[:, np.isfinite(base) & np.isfinite(row)]
+        seeds, offset, error, p = pair.shape[1], math.nan, math.nan, None
+        if seeds:
+            offset = float((pair[1] - pair[0]).mean())
+        if seeds > 1:
+            error = float(paired_sds(pair, step, scale.ratios)[0]) / math.sqrt(seeds)
+            p = float(offset == 0)  # of values that repeat exactly
+            if error > 0:
+                p = float(2 * special.stdtr(seeds - 1, -abs(offset) / error))
+        tests.append((offset, error, seeds - 1))
+        p_values.append(p)
 
-    # Holm's correction and verdicts; a difference must exceed the quantile of its first step
+    # A difference must exceed the quantile of the first step of Holm's correction
     first = 1 - LEVEL / 2 / max(1, sum(p is not None for p in p_values))
     results = []
     for (offset, error, freedom), p, p_holm in zip(tests, p_values, holm(p_values), strict=True):
         if p is None or p_holm is None:
             results.append(scale.difference(offset))
             continue
+        verdict = Verdict.BETTER if (offset < 0) == lower_is_better else Verdict.WORSE
         result = dataclasses.replace(
             scale.difference(offset, quantile(1 - LEVEL / 2, freedom) * error),
             p=p,
             p_holm=p_holm,
-            verdict=verdict(offset, p_holm < LEVEL, lower_is_better),
+            verdict=verdict if p_holm < LEVEL else Verdict.NO_DIFFERENCE,
             sd=scale.size(error * math.sqrt(freedom + 1)),
             resolution=scale.size(quantile(first, freedom) * error),
         )
         results.append(result)
     return results, scale.ratios
-
-
-def _paired_test(
-    base: NDArray[np.float64], row: NDArray[np.float64], step: float, ratios: bool
-) -> tuple[float, float, int]:
-    """Return (mean difference, its standard error, degrees of freedom) over the common seeds."""
-    pair = np.stack([base, row])[:, np.isfinite(base) & np.isfinite(row)]
-    seeds, error = pair.shape[1], math.nan
-    if seeds > 1:
-        error = float(paired_sds(pair, step, ratios)[0]) / math.sqrt(seeds)
-    return float((pair[1] - pair[0]).mean()) if seeds else math.nan, error, seeds - 1
 
 
 def paired_sds(y: NDArray[np.float64], step: float, ratios: bool) -> NDArray[np.float64]:
@@ -233,13 +223,6 @@ def printed_step(values: NDArray[np.float64]) -> float:
     finite = values[np.isfinite(values)].tolist()
     decimals = [-int(Decimal(repr(value)).normalize().as_tuple().exponent) for value in finite]
     return max(value_step(values), 10.0 ** -max(0, *decimals, 0)) if finite else 0.0
-
-
-def _p_value(difference: float, error: float, freedom: int) -> float:
-    """Return the two-sided p-value of a t-test."""
-    if error == 0:  # values that repeat exactly
-        return 1.0 if difference == 0 else 0.0
-    return float(2 * special.stdtr(freedom, -abs(difference) / error))
 
 
 def quantile(probability: float, freedom: int) -> float:

@@ -42,15 +42,12 @@ def quality_gates(
     gates = list[QualityGate]()
     if not rules.by_time:
         return gates
-    # Pairs: margins and equality are tests of differences on equal seeds
+    # Pairs: a margin is one of differences on equal seeds
     a, b = values[:, np.isfinite(values).all(axis=0)]
     if rules.target is not None and not all(map(ended_at_target, runs)):
         gates.append(target_gate(b, rules.target, rules))
     if rules.margin is not None:
         gates.append(margin_gate(a, b, rules.margin, lower, rules))
-    if rules.within is not None:
-        within = rules.within * abs(float(a.mean())) if lower else rules.within
-        gates.append(equal_gate(a, b, within, rules))
     return gates
 
 
@@ -65,23 +62,8 @@ def margin_gate(
 ) -> QualityGate:
     """Test whether B is worse than A by less than a margin, pair by pair."""
     worse, words = b - a if lower else a - b, f"B is not worse than A by {margin:g}"
-    return _gate(worse, margin, words, rules, _step_of_pairs(a, b))
-
-
-def equal_gate(
-    a: NDArray[np.float64], b: NDArray[np.float64], within: float, rules: Rules
-) -> QualityGate:
-    """Test whether B differs from A by less than a bound either way: two one-sided tests (D. J.
-    Schuirmann, J. Pharmacokinet. Biopharm. 15 (1987), 657–680)."""
-    words, step = f"B equals A within {within:g}", _step_of_pairs(a, b)
-    above, below = (_gate(sign * (b - a), within, words, rules, step) for sign in (1, -1))
-    p_values = [gate.p for gate in (above, below) if gate.p is not None]
-    return QualityGate(above.shown and below.shown, max(p_values, default=None), words)
-
-
-def _step_of_pairs(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Return the step of differences of values, each of which is rounded by itself."""
-    return math.sqrt(2) * printed_step(np.concatenate([a, b]))
+    # Both values of a difference are rounded
+    return _gate(worse, margin, words, rules, math.sqrt(2) * printed_step(np.concatenate([a, b])))
 
 
 def _gate(

@@ -66,38 +66,26 @@ def why(
     seconds = min(ends)
     if max(ends) > 1.02 * seconds:
         ends = [seconds, seconds]
-    at_end = [_at(curve, 0, end) for curve, end in zip(curves, ends, strict=True)]
-    rows = [row for row in at_end if row is not None]
-    if len(rows) < 2:
+    base, won = (_at(curve, 0, end) for curve, end in zip(curves, ends, strict=True))
+    if base is None or won is None:
         return None
-    (_, base_samples, base_value), (_, samples, value) = rows
-    fewer = min(base_samples, samples)
-    equal = [
+    fewer = min(base[1], won[1])
+    equal_base, equal_won = (
         row if row[1] == fewer else _at(curve, 1, fewer)
-        for row, curve in zip(rows, curves, strict=True)
-    ]
-    back = math.exp if ratios else float
-    at_samples = None
-    if equal[0] is not None and equal[1] is not None:
-        at_samples = (back(equal[0][2]), back(equal[1][2]))
-    return Why(
-        seconds,
-        (back(base_value), back(value)),
-        (round(base_samples), round(samples)),
-        round(fewer),
-        at_samples,
-        mode,
-        ratios,
+        for row, curve in zip((base, won), curves, strict=True)
     )
+    back, at_samples = math.exp if ratios else float, None
+    if equal_base is not None and equal_won is not None:
+        at_samples = (back(equal_base[2]), back(equal_won[2]))
+    values, samples = (back(base[2]), back(won[2])), (round(base[1]), round(won[1]))
+    return Why(seconds, values, samples, round(fewer), at_samples, mode, ratios)
 
 
 def _curve(trial: TrialRecord, metric: str, ratios: bool) -> NDArray[np.float64]:
     """Return (seconds, samples, objective) of every evaluation; for `ratios` its logarithm."""
-    rows = []
-    for point in trial.points:
-        if metric in point and (not ratios or point[metric] > 0):
-            value = math.log(point[metric]) if ratios else float(point[metric])
-            rows.append((point[trial.along], point["samples"], value))
+    points = [p for p in trial.points if metric in p and (not ratios or p[metric] > 0)]
+    scale = math.log if ratios else float
+    rows = [(point[trial.along], point["samples"], scale(point[metric])) for point in points]
     return np.array(rows, dtype=float)
 
 

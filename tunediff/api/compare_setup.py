@@ -241,9 +241,10 @@ def _check_time(options: CompareOptions, metric: Metric) -> None:
         value = getattr(options, name)
         allow(value is None or by_time, f"--{name}", value, "none without --better time")
     if by_time:
-        given = [getattr(options, name) for name in ("target", "margin", "within")]
-        allowed = "a --target, a --margin or --within: what is fast need not be good"
-        allow(any(value is not None for value in given), "--better", "time", allowed)
+        allow(options.within is None, "--within", options.within, "none with --better time")
+        allowed = "a --target or a --margin: what is fast need not be good"
+        given = options.target is not None or options.margin is not None
+        allow(given, "--better", "time", allowed)
     if options.target is not None:
         Target.of_objective(options.target, metric.name, metric.mode, "--target")
 

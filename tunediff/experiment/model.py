@@ -131,7 +131,7 @@ class RuleOfPairs(Section):
     better: Better = option(
         "value",
         "what B must be better in: the metric's value (default), or time, with values that are"
-        " shown to meet --target, to be no worse by --margin, or equal --within",
+        " shown to meet --target, or to be no worse by --margin",
     )
     margin: float | None = option(
         None,

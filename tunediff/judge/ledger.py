@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
+import math
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -52,11 +53,11 @@ def level_of(kept: Sequence[bool], budget: float) -> float:
     for order, number in enumerate(discoveries):
         earned = budget - wealth if order == 0 else budget
         level += earned * _share(now - number)
-    return float(level)
+    return level
 
 
 def _share(distance: int) -> float:
-    return float(distance) ** -POWER / ZETA
+    return math.pow(distance, -POWER) / ZETA
 
 
 @dataclasses.dataclass(frozen=True)
