@@ -242,9 +242,10 @@ def _check_time(options: CompareOptions, metric: Metric) -> None:
         allow(value is None or by_time, f"--{name}", value, "none without --better time")
     if by_time:
         allow(options.within is None, "--within", options.within, "none with --better time")
-        allowed = "a --target or a --margin: what is fast need not be good"
-        given = options.target is not None or options.margin is not None
-        allow(given, "--better", "time", allowed)
+        is_gated = options.target is not None or options.margin is not None
+        allow(
+            is_gated, "--better", "time", "a --target or a --margin: what is fast need not be good"
+        )
     if options.target is not None:
         Target.of_objective(options.target, metric.name, metric.mode, "--target")
 

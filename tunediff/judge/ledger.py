@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import json
-import math
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -57,7 +56,7 @@ def level_of(kept: Sequence[bool], budget: float) -> float:
 
 
 def _share(distance: int) -> float:
-    return math.pow(distance, -POWER) / ZETA
+    return float(float(distance) ** -POWER) / ZETA
 
 
 @dataclasses.dataclass(frozen=True)
