@@ -195,10 +195,15 @@ def test_a_hung_loader_times_out(search):
         fixed={"loader.workers": 1, "loader.resident": False},
     )  # fmt: skip
     one.wait_for(has(one, "t0000", 1))
-    for loader in loaders_of(one):
-        loader.suspend()
-    one.family = set(of_search(process))
-    one.wait_for(lambda: one.trial("t0000").finished)
+    loaders, one.family = loaders_of(one), set(of_search(process))
+
+    def finished():
+        for loader in loaders:  # again and again: after an evaluation its training lets it go on
+            with contextlib.suppress(psutil.NoSuchProcess):
+                loader.suspend()
+        return one.trial("t0000").finished
+
+    one.wait_for(finished)
     settle(one, process, "a loader process stands still", "SIGSTOP", ["timeout", "ok"], resumed=False)
 
 
