@@ -5,7 +5,6 @@ import collections
 import copy
 import random
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -242,15 +241,6 @@ def with_item(trial, net, optimizer, inputs, targets):
     trial.step(loss * (1.0 if loss.item() > -1 else 2.0), optimizer)
 
 
-def with_strict_clipping(trial, net, optimizer, inputs, targets):
-    optimizer.zero_grad()
-    loss = F.mse_loss(net(inputs), targets)
-    loss.backward()
-    nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)
-    optimizer.step()
-    trial.record_step(loss, optimizer)
-
-
 def with_mask(trial, net, optimizer, inputs, targets):
     keep = inputs[:, 0] > -10
     trial.step(F.mse_loss(net(inputs[keep]), targets[keep]), optimizer)
@@ -269,10 +259,6 @@ def with_python_random(trial, net, optimizer, inputs, targets):
     trial.step(F.mse_loss(net(inputs), targets) * (1 + 0 * random.random()), optimizer)
 
 
-def with_numpy_random(trial, net, optimizer, inputs, targets):
-    trial.step(F.mse_loss(net(inputs), targets) * (1 + 0 * np.random.rand()), optimizer)
-
-
 def with_hidden(trial, net, optimizer, inputs, targets):
     net.hidden = [getattr(net, "hidden", [1.0])[0] + 0.125]
     trial.step(F.mse_loss(net(inputs), targets) * net.hidden[0], optimizer)
@@ -280,12 +266,10 @@ def with_hidden(trial, net, optimizer, inputs, targets):
 
 REASONS = {
     with_item: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
-    with_strict_clipping: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
     with_mask: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
     with_progress: "trial.progress is read, which trial.before_step may (test_capture.py:",
     with_rate: "a learning rate is set, which trial.before_step may",
     with_python_random: "replays are not the steps: library_rng",
-    with_numpy_random: "replays are not the steps: library_rng",
     with_hidden: "the same steps made twice differ: ",
 }
 
