@@ -116,7 +116,7 @@ def check_says(monkeypatch):
 @pytest.fixture
 def probe_says(monkeypatch):
     """Lets this be what was measured of a shipped workload before a search, without a run."""
-    from tunediff.training import probe
+    from tunediff.inspector import probe
 
     return _saying(monkeypatch, probe)
 

@@ -242,12 +242,12 @@ def point(index=1, train_s=1.0, **values):
 def measure_here(monkeypatch, seconds=0.01):
     """Let a dry run measure in this process, where an evaluation takes `seconds`."""
     from tunediff.distributed import alone
-    from tunediff.training import judging, probe
+    from tunediff.inspector import probe, rehearsal
 
     def measured(config, evaluates, prepare=True, finals=None, prepared=None):
-        return judging.measured(config, alone(), evaluates, prepare, finals)
+        return rehearsal.measured(config, alone(), evaluates, prepare, finals)
 
-    for module, name, replaced in ((probe, "before_search", measured), (judging, "evaluation_s", lambda *_: seconds)):
+    for module, name, replaced in ((probe, "before_search", measured), (rehearsal, "evaluation_s", lambda *_: seconds)):
         monkeypatch.setattr(module, name, replaced)
 
 

@@ -19,7 +19,8 @@ from tunediff.core import progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images as data
 from tunediff.evaluation import number_format
-from tunediff.training import judging, number_formats, probe
+from tunediff.inspector import probe, rehearsal
+from tunediff.training import number_formats
 from tunediff.tuning import experiment
 from tunediff.workloads.diffusion import evaluator, train
 from tunediff.workloads.diffusion.knobs import evaluation_protocol
@@ -30,9 +31,9 @@ pytestmark = pytest.mark.usefixtures("timed")
 
 def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monkeypatch, capfd):
     """Such as one that finds no memory left on the GPU: a line, no pages."""
-    monkeypatch.setattr(judging, "measured", mock.Mock(side_effect=RuntimeError("out of memory")))
+    monkeypatch.setattr(rehearsal, "measured", mock.Mock(side_effect=RuntimeError("out of memory")))
     connection = mock.Mock()
-    judging.answer(connection, (pickle.dumps(tiny()), True, True, {}))
+    rehearsal.answer(connection, (pickle.dumps(tiny()), True, True, {}))
     connection.send.assert_called_once_with({})
     said = "WARNING: what a trial costs could not be measured: RuntimeError: out of memory\n"
     assert capfd.readouterr() == ("", said)
@@ -46,7 +47,7 @@ def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeyp
         function.cache_clear()
     heard = []
     with progress.subscribe(lambda work: heard.append(work.what)):
-        found = judging.measured(tiny(), CPU, evaluates=True, prepare=True)
+        found = rehearsal.measured(tiny(), CPU, evaluates=True, prepare=True)
     assert {"training the classifier that judges", "features of real images (classifier)"} <= set(heard)
     assert sorted({path.name.partition("-")[0] for path in tmp_path.glob("*z")}) == ["reference"]
     assert found["data"] == ["data: 64 images at 8×8 (digits)"]
@@ -109,7 +110,7 @@ def test_long_evaluation_is_timed_by_its_progress(clock):
                 parts.append(part)
                 work.step()
 
-    assert judging.seconds_of(evaluate) == 5.0 + 100 * 10.0
+    assert rehearsal.seconds_of(evaluate) == 5.0 + 100 * 10.0
     assert len(parts) == 1
 
 
@@ -118,7 +119,7 @@ def test_evaluation_of_diverging_model_is_timed(clock):
         clock.s += 2.0
         raise NotFiniteError("frechet is nan")
 
-    assert judging.seconds_of(evaluate) == 2.0
+    assert rehearsal.seconds_of(evaluate) == 2.0
 
 
 def test_every_protocol_is_timed_once_with_the_load_meanwhile(monkeypatch):
@@ -130,12 +131,12 @@ def test_every_protocol_is_timed_once_with_the_load_meanwhile(monkeypatch):
 
     load = {"other_load_share": 0.9}
     for owner, name, found in (
-        (judging, "evaluation_s", evaluation_s),
-        (judging.hardware, "disturbance", lambda *_: load),
+        (rehearsal, "evaluation_s", evaluation_s),
+        (rehearsal.hardware, "disturbance", lambda *_: load),
     ):
         monkeypatch.setattr(owner, name, found)
     finals = {"confirming_final_s": {"evaluation.images": 128}}
-    found = judging.measured(tiny(evaluation__images=64), CPU, True, True, finals)
+    found = rehearsal.measured(tiny(evaluation__images=64), CPU, True, True, finals)
     assert timed == [64, 128]
     assert (found["evaluation_s"], found["confirming_final_s"], found["disturbed"]) == (1.0, 2.0, True)
 
@@ -145,7 +146,7 @@ def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_
     found = {"evaluation_format": {"precision": "bf16", "seconds": {"fp32": 1.0}, "shifts": {"fp32": 0.0}}}
     for owner, name, replaced in (
         (number_formats, "formats", lambda device: ("bf16", "fp32")),
-        (judging, "FIRST_STEPS", 2),
+        (rehearsal, "FIRST_STEPS", 2),
         (number_format, "SHARE", 1e9),
         (search_setup, "measure", lambda *_: found),
     ):
@@ -153,7 +154,7 @@ def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_
     train.evaluator_of.cache_clear()
     config = cfg.override(tiny(), {"evaluation.extractor": "random"})
     finals = {"final_s": {"evaluation.images": 24}}
-    measured = judging.measured(config, CPU, True, True, finals)
+    measured = rehearsal.measured(config, CPU, True, True, finals)
     choice = measured["evaluation_format"]
     assert choice["precision"] == min(choice["seconds"], key=choice["seconds"].__getitem__)
     assert {*choice["shifts"]} == {"bf16", "fp32"}
@@ -182,8 +183,8 @@ def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):
 @pytest.mark.parametrize(("workers", "expected_s"), [(1, 12.0), (3, 4.0)])
 def test_workers_divide_an_evaluation_among_them(monkeypatch, workers, expected_s):
     """It is timed in one process."""
-    monkeypatch.setattr(judging, "seconds_of", lambda *_: 12.0)
+    monkeypatch.setattr(rehearsal, "seconds_of", lambda *_: 12.0)
     session = mock.Mock(config=mock.Mock(parallel=mock.Mock(processes=workers)))
-    program = judging.Rehearse(evaluates=True)
+    program = rehearsal.Rehearse(evaluates=True)
     assert program.begin(session) is False
     assert program.seconds == expected_s

@@ -35,6 +35,7 @@ from tunediff.core.options import flag_of
 from tunediff.core.refusals import allow, check_name, check_new, timed_name, writing
 from tunediff.core.target import Target
 from tunediff.experiment.model import FILE, Experiment, Limit, SequentialTest, Share
+from tunediff.inspector import probe
 from tunediff.judge import frozen_code, locked_judge, proof
 from tunediff.judge.frozen_code import SideCode
 from tunediff.judge.ledger import Ledger, own_level
@@ -42,7 +43,7 @@ from tunediff.report import plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import folder_of
 from tunediff.search_space.model import PAIR_SEED_OFFSET
-from tunediff.training import number_formats, probe
+from tunediff.training import number_formats
 from tunediff.tuning import at_once, local, resources
 from tunediff.tuning.templates import kept
 

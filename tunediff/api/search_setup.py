@@ -25,11 +25,12 @@ from tunediff.core.listeners import Activity
 from tunediff.core.machine import emulated as emulated_formats
 from tunediff.core.refusals import allow, check_name, check_new, check_writable, timed_name
 from tunediff.experiment.model import FILE, Drawing, Experiment, RunLimit, is_search
+from tunediff.inspector import probe
+from tunediff.inspector.probe import Measured
 from tunediff.judge import frozen_code
 from tunediff.report import plan
 from tunediff.search_space import SearchSpace
-from tunediff.training import number_formats, probe
-from tunediff.training.probe import Measured
+from tunediff.training import number_formats
 from tunediff.tuning import at_once, experiment, resources, sessions
 from tunediff.tuning.templates import Templates
 

@@ -17,7 +17,7 @@ from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, resources
 
 if TYPE_CHECKING:
-    from tunediff.training.probe import Measured
+    from tunediff.inspector.probe import Measured
 
 MOST_DAYS, MOST_TRIALS = 30, 100_000
 """Limits above which a search needs `--force`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
 from typing import Any
 
 from tunediff.core import template_base
@@ -28,13 +27,6 @@ def before_run(needs: Mapping[str, Any]) -> None:
     from tunediff.training import prepared
 
     prepared.before_run(needs)
-
-
-def answer(connection: Connection, content: Any) -> None:
-    """See `judging.answer`."""
-    from tunediff.training import judging
-
-    judging.answer(connection, content)
 
 
 BASE = template_base.base(prepare_base)

@@ -1,35 +1,24 @@
-"""Judge a finished model by its workload's own evaluation, and time one evaluation for `probe`."""
+"""Judge a finished model by its workload's own evaluation."""
 
 from __future__ import annotations
 
 import functools
-import pickle
-import sys
-import time
-from collections.abc import Callable, Mapping
-from multiprocessing.connection import Connection
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Values
-from tunediff.config.code import described
 from tunediff.config.systems import Systems, eager
-from tunediff.core import machine, progress
 from tunediff.core.clock import Budget
-from tunediff.core.trial_record import NotFiniteError
-from tunediff.data import images
-from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
-from tunediff.training import adapters, hardware, number_formats, prepared
-from tunediff.training.engine import Engine, Facts
+from tunediff.training import adapters
+from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
 from tunediff.training.trial import run
 
-# ---- a finished model
 ALONE = {"parallel.workers": 1, "parallel.strategy": "ddp"}
 """Knobs of a process that has all of a model, however it was trained."""
 
@@ -87,139 +76,3 @@ def built(config: Systems, weights: Mapping[str, Tensor]) -> nn.Module:
     with torch.random.fork_rng():
         run(Engine(config, Budget(samples=1), alone(), program))
     return program.network
-
-
-# ---- the cost of an evaluation, before a search
-ENOUGH_S = 2.0
-"""An evaluation that takes longer is not finished: its progress tells how long all of it would
-take."""
-FIRST_STEPS = 30
-"""Steps after which a network says something about number formats; an untrained one gives zeros."""
-
-
-class _LongEvaluationError(BaseException):
-    """Ends an evaluation that takes over `ENOUGH_S`; no `Exception`, which workloads may catch."""
-
-    def __init__(self, left_s: float) -> None:
-        self.left_s = left_s
-
-
-def seconds_of(evaluate: Callable[[], object]) -> float:
-    """Call a function; return its seconds, estimated by its progress beyond `ENOUGH_S`."""
-    began, left_s = time.monotonic(), 0.0
-
-    def end_early(work: progress.Progress) -> None:
-        if time.monotonic() - began > ENOUGH_S and 0 < work.done < work.total:
-            raise _LongEvaluationError(work.left_s)
-
-    with progress.subscribe(end_early):
-        try:
-            evaluate()
-        except NotFiniteError:  # of a model without training
-            pass
-        except _LongEvaluationError as error:
-            left_s = error.left_s
-    return time.monotonic() - began + left_s
-
-
-class Rehearse(Observer):
-    """Build all that precedes the first batch, perhaps time an evaluation; train nothing, or the
-    few steps that the choice of a number format needs."""
-
-    def __init__(
-        self,
-        evaluates: bool,
-        on_ready: Callable[[], None] = lambda: None,
-        trains: bool = False,
-    ) -> None:
-        super().__init__()
-        self.evaluates, self._on_ready, self.seconds = evaluates, on_ready, 0.0
-        self._trains, self.facts = trains, dict[str, Any]()
-
-    def about(self, facts: Mapping[str, Any]) -> None:
-        self.facts |= facts
-
-    def begin(self, run: Engine) -> bool:
-        self._on_ready()
-        if self.evaluates and not self._trains:
-            self._time(run)
-        return self._trains
-
-    def evaluate(self, run: Engine, evaluate: Facts) -> Mapping[str, Any]:
-        seconds_of(evaluate)  # chooses the format
-        self._time(run)
-        return {}
-
-    def _time(self, run: Engine) -> None:
-        seconds = seconds_of(lambda: evaluate(run))
-        self.seconds = seconds / run.config.parallel.processes
-
-
-def evaluation_s(config: Systems, world: World, program: Rehearse, steps: int = 0) -> float:
-    """Return the seconds of one evaluation without torch.compile, of a model that has been trained
-    for so many steps."""
-    config = cfg.override(eager(config), {"evaluation.points": 1}, check=False)
-    budget, evaluates = Budget(samples=steps * config.loader.batch_size or 1), program.evaluates
-    run(Engine(config, budget, world, program, evaluates=evaluates))
-    return program.seconds
-
-
-def measured(
-    config: Systems,
-    world: World,
-    evaluates: bool,
-    prepare: bool,
-    finals: Mapping[str, Values] | None = None,
-    tell: Callable[[dict[str, Any]], None] = lambda _: None,
-) -> dict[str, Any]:
-    """Look at the data and time one evaluation; leave in the cache folder what trials need.
-
-    `prepare`: prepare evaluations completely, however long it takes. `finals`: knobs of further
-    evaluations to time, by the field of `probe.Measured` that takes their seconds. `tell` gets what is
-    known before something is timed. Raises what the data or the set-up of the training raise.
-    """
-    data, result = getattr(config.knobs, "data", None), dict[str, Any](data=[])
-    if isinstance(data, Data):
-        result["data"] = images.load(data).summary
-    if (network := cfg.of(config).get_hook("network")) is not None:
-        with torch.device("meta"):
-            result["parameters"] = sum(one.numel() for one in network(config.knobs).parameters())
-    if not prepare:
-        tell(result)
-        if not evaluates:
-            return result
-    before = hardware.Usage.now()
-    for name, protocol in {"evaluation_s": {}, **(finals or {})}.items():
-        judged = cfg.override(config, protocol)
-        steps = (
-            FIRST_STEPS if evaluates and number_formats.is_open(judged, world.device.type) else 0
-        )
-        program = Rehearse(evaluates, lambda: tell(result), steps > 0)
-        seconds = evaluation_s(judged, world, program, steps)
-        if not evaluates:
-            return result
-        result[name] = seconds
-        if (choice := program.facts.get("evaluation_format")) is not None:
-            result["evaluation_format"] = choice
-            config = number_formats.pinned(config, choice)
-    used = hardware.Usage.now().since(before)
-    load = hardware.disturbance(used, used.own_s, machine.cores())["other_load_share"]
-    return {**result, "other_load_share": load, "disturbed": load > hardware.DISTURBED}
-
-
-def answer(connection: Connection, content: tuple[bytes, bool, bool, Mapping[str, Values]]) -> None:
-    """Send what `measured` returns, or why the data cannot be used; the function of a template's
-    run. `content`: the configuration, and the arguments."""
-    pickled, evaluates, prepare, finals = content
-    prepared.begin()
-    result: Mapping[str, Any] = {}
-    try:
-        with progress.EventLines().work():
-            config = pickle.loads(pickled)
-            result = measured(config, alone(), evaluates, prepare, finals, connection.send)
-    except ConfigError as error:
-        result = {"refused": str(error)}
-    except Exception as error:
-        why = f"what a trial costs could not be measured: {described(error)}"
-        print(f"WARNING: {why}", file=sys.stderr)
-    connection.send(result)

@@ -1,6 +1,6 @@
 """Time an evaluation before a search in a process of its own. Imports no torch: slow.
 
-The process is `tunediff.training.judging`.
+The process is `tunediff.inspector.rehearsal`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import pickle
 import sys
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
 from typing import Any, TypedDict, cast
 
 from tunediff.config import ConfigError, Values
@@ -69,7 +70,7 @@ def before_search(
             template = stack.enter_context(new)
         content = (pickle.dumps(config), evaluates, prepare, dict(finals or {}))
         try:
-            run = template.start(entries.answer, content, streams=(2, 2))
+            run = template.start(answer, content, streams=(2, 2))
             while (message := run.receive(limit_s)) is not None:
                 answered, limit_s = message, PROBE_S
             ended = True
@@ -84,3 +85,10 @@ def before_search(
         why = f"it takes over {PROBE_S:.0f} s here"
         print(f"WARNING: one evaluation could not be timed: {why}", file=sys.stderr)
     return cast("Measured", answered)
+
+
+def answer(connection: Connection, content: Any) -> None:
+    """Measure in a process that imports torch; the function of a template's run."""
+    from tunediff.inspector import rehearsal
+
+    rehearsal.answer(connection, content)
