@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.helpers import digits
 from tests.recorded_step import RecordedStep
-from tunediff.training.muon import MuonAdamW, groups_of, matrix_count
+from tunediff.training.optimizer import MuonAdamW, groups_of, matrix_count
 from tunediff.workloads.diffusion.unet import network as unet
 
 SHAPES = [(8, 8), (16, 16, 3, 3), (64, 32), (32, 64), (96, 32), (16, 4, 1, 1), (128, 64, 3, 3), (4, 512), (64, 3, 4, 4)]

@@ -14,7 +14,7 @@ from tests.helpers import CPU, toy, train
 from tests.toy.train import INPUTS, TARGETS, begin
 from tunediff.config import ConfigError
 from tunediff.config.code import WorkloadError
-from tunediff.data.datasets import share_of_stream
+from tunediff.data.loader import share_of_stream
 from tunediff.training.trial import Trial
 
 
