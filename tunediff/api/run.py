@@ -13,7 +13,7 @@ from typing import Any
 
 from tunediff import analysis
 from tunediff import config as cfg
-from tunediff.analysis import confirming_runs, journals
+from tunediff.analysis import Results, confirming_runs, journals
 from tunediff.analysis import sides as side_files
 from tunediff.analysis.comparison import Comparison
 from tunediff.api import compare_setup, search_setup
@@ -47,6 +47,8 @@ from tunediff.tuning.trial_spec import TrialSpec
 
 Display = Callable[..., Console]
 """Makes the console of the runs in a folder; takes folder, space and `planned` of `Console`."""
+Share = Callable[..., resources.ResourcePartition]
+"""Divides machines for runs."""
 Work = Callable[[Listeners, CommandTime], None]
 """Runs what is left of an experiment."""
 
@@ -134,7 +136,8 @@ def _search(
         searched = confirming.complete(folder, space)
         nothing_left = searched or experiment.out_of_time(folder, space)
         is_here = options.address is None
-        if nothing_left and not confirming.pending(folder, space, is_here):
+        left = confirming.pending(folder, space, is_here)
+        if nothing_left and left is None:
             command_time.dismiss()
             return
         frozen_code.check_unedited(folder, options.force)
@@ -148,8 +151,8 @@ def _search(
         where = (folder, share, options.address)
         trains = (shown.greet, [space.baseline], space.evaluates)
         opened: contextlib.AbstractContextManager[Backend] = (
-            _confirming_backend(folder, options, share, shown.greet)
-            if searched
+            _confirming_backend(folder, left[1], options, share, shown.greet)
+            if searched and left is not None
             else connection.workers(*where, experiment.warm(space), *trains, templates)
         )
         devices = stack.enter_context(contextlib.ExitStack())
@@ -164,29 +167,22 @@ def _search(
         session.close()
         if left_out := journals.not_begun(analysis.read(folder), journals.sessions(folder)):
             shown.say(f"not begun: {left_out}")
-        if confirming.pending(folder, space, is_here):
-            if not searched and _confirming_space(folder, is_here).at_once > 1:
+        if (left := confirming.pending(folder, space, is_here)) is not None:
+            if not searched and left[1].at_once > 1:
                 devices.close()  # Ray's workers leave them to processes of this command
-                again = _confirming_backend(folder, options, share, lambda dashboard: None)
+                again = _confirming_backend(folder, left[1], options, share, lambda dashboard: None)
                 backend = devices.enter_context(again)
-            _run_again(folder, options, backend, display, listeners)
+            _confirm(analysis.read(folder), *left, is_here, backend, display, listeners)
         elif not why and space.finalists and space.budget.total_s is not None:
             shown.say(_no_time(folder, space))
 
 
-def _confirming_space(folder: Path, is_here: bool) -> SearchSpace:
-    prepared = confirming.prepare(analysis.read(folder), is_here)
-    assert prepared is not None
-    return prepared[1]
-
-
 def _confirming_backend(
-    folder: Path, options: SearchOptions, share: Callable[..., resources.ResourcePartition],
+    folder: Path, space: SearchSpace, options: SearchOptions, share: Share,
     greet: Callable[[str | None], None],
 ) -> contextlib.AbstractContextManager[Backend]:  # fmt: skip
-    """Return what runs the confirming runs outside of their search, one at a time or on all equal
-    devices of this machine."""
-    space = _confirming_space(folder, options.address is None)
+    """Return what runs the confirming runs of `space` outside of their search, one at a time or on
+    all equal devices of this machine."""
     if run_devices := confirming.run_devices(space, options.address):
         share = at_once.divided_among(run_devices, functools.partial(resources.share, space))
     configs, evaluates = [space.baseline], space.evaluates
@@ -195,23 +191,16 @@ def _confirming_backend(
     )
 
 
-def _run_again(
-    folder: Path, options: SearchOptions, backend: Backend, display: Display, listeners: Listeners
-) -> None:
+def _confirm(
+    results: Results, place: Path, space: SearchSpace, is_here: bool, backend: Backend,
+    display: Display, listeners: Listeners,
+) -> None:  # fmt: skip
     """Run finalists and baseline on new seeds until it is decided."""
-    is_here = options.address is None
-    prepared = confirming.prepare(results := analysis.read(folder), is_here)
-    assert prepared is not None
-    place, space = prepared
-    run_devices = confirming.run_devices(space, options.address)
-    why = confirming.of_finalists(results, is_here)[1]
-    if not confirming.left(results, place, space):
-        return
     repeat_lost(place)
     with display(place, space) as shown, listeners.with_listeners(shown):
         listeners.speak_through(shown.say)
         log_exceptions("what is confirmed", _announce, shown)
-        if why and not run_devices:
+        if (why := confirming.of_finalists(results, is_here)[1]) and space.at_once == 1:
             shown.say(f"one confirming run at a time: {why}")
         tell = functools.partial(_tell, shown)
         confirming.run(results, place, space, backend, listeners, tell)

@@ -75,7 +75,7 @@ def prepare(options: SearchOptions) -> SearchRequest:
             definition.check_places(space.budget.per_trial_s, space.source)
         resources.share(space, resources.local())
         if not options.dry_run:
-            plan.check(planned(request, options), options.force)
+            plan.check(plan.values(space, request.folder, {}), options.force)
     return request
 
 
@@ -113,13 +113,6 @@ def workload_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
     )
     space = dataclasses.replace(space, dimensions=dimensions, candidates=candidates)
     return space, {**content, "search": search}
-
-
-def planned(
-    request: SearchRequest, options: SearchOptions, measured: Measured | None = None
-) -> dict[str, Any]:
-    """Return the plan as `plan.values` does; `measured`: by a dry run."""
-    return plan.values(request.space, request.folder, measured or {}, options.address is None)
 
 
 def measure(
@@ -192,12 +185,13 @@ def measured_plan(
     wrong with the workload.
     """
     users_file = request.space.workload.file is not None
+    space, is_here = request.space, options.address is None
     if request.content is None or not users_file or not options.check:
-        return planned(request, options, measure(request.space, say))
+        return plan.values(space, request.folder, measure(space, say), is_here)
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as folder:
         space, measured = _create_checked(request, Path(folder) / request.folder.name, say)
         space = dataclasses.replace(space, source=request.space.source)
-        return planned(dataclasses.replace(request, space=space), options, measured)
+        return plan.values(space, request.folder, measured, is_here)
 
 
 def _create_checked(

@@ -94,11 +94,16 @@ def prepare(results: Results, is_here: bool = True) -> tuple[Path, SearchSpace] 
     return folder, experiment.create(folder, space, content, level=level)
 
 
-def pending(folder: Path, space: SearchSpace, is_here: bool = True) -> bool:
-    """Return whether confirming runs of the search in `folder` are left to run: see `left`."""
+def pending(
+    folder: Path, space: SearchSpace, is_here: bool = True
+) -> tuple[Path, SearchSpace] | None:
+    """Return folder and space of the confirming runs that are left to run; None: there are none.
+
+    See `prepare` and `left`.
+    """
     results = analysis.read(folder)
     prepared = prepare(results, is_here) if space.confirm is not None else None
-    return prepared is not None and left(results, *prepared)
+    return prepared if prepared is not None and left(results, *prepared) else None
 
 
 def left(results: Results, folder: Path, space: SearchSpace) -> bool:
