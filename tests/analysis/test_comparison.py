@@ -1,6 +1,5 @@
 """Several seeds: what is larger than the noise is named, what is not is not."""
 
-import json
 import math
 
 import numpy as np
@@ -8,10 +7,10 @@ import pytest
 import yaml
 from scipy import stats
 
-from tunediff import analysis, search, search_space
+from tunediff import analysis, search_space
 from tunediff import config as cfg
 from tunediff.analysis.comparison import over_seeds
-from tunediff.analysis.statistics import differences, holm
+from tunediff.analysis.statistics import differences, estimate, holm
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Verdict
 from tunediff.report import outputs
@@ -81,6 +80,13 @@ def test_equal_differences_on_a_few_seeds_do_not_show_that_there_is_no_noise(val
     (found,), _ = differences(np.array(values), lower_is_better=False, ratios=False)
     assert (found.verdict, found.estimate) == (Verdict.NO_DIFFERENCE, pytest.approx(values[1][0] - values[0][0]))
     assert found.low < 0 < found.high
+
+
+def test_a_mean_has_the_interval_of_students_t() -> None:
+    plain, ratio = estimate([1.0, 2.0, 3.0]), estimate([1.0, 4.0], ratios=True)
+    assert (plain.mean, plain.high - plain.mean) == pytest.approx((2.0, 4.302653 / math.sqrt(3)))
+    assert (ratio.mean, ratio.low * ratio.high) == pytest.approx((2.0, 4.0))
+    assert (estimate([2.0]).low, estimate([])) == (None, None)
 
 
 def test_holm() -> None:
@@ -209,19 +215,3 @@ def test_the_best_is_that_of_the_best_mean(tmp_path):
 def test_a_search_with_one_seed_compares_nothing(tmp_path):
     found = finished(tmp_path / "night", FILE.replace("seeds: 3\n", ""))
     assert "comparison.png" not in outputs.write_all(found)
-
-
-def test_the_search_ends_with_the_comparison(found, capsys):
-    words = ["--resume", found.folder.name, "--storage", str(found.folder.parent)]
-    assert search.main(words) == 0
-    out = capsys.readouterr().out
-    assert "best_configuration: timesteps.name=speed" in out
-    assert "best_verdict: better" in out
-    table = out[out.index("\nconfiguration ") :]
-    assert "baseline" in table.splitlines()[2]
-    assert "No significant difference from the baseline: weighting.name=min_snr" in table
-    assert search.main([*words, "--json"]) == 0
-    block = json.loads(capsys.readouterr().out)
-    assert block["speedup"] == pytest.approx(20 / 15, abs=0.05)
-    assert [row["verdict"] for row in block["configurations"]].count(Verdict.BETTER) == 2
-    assert block["conclusions"][0].startswith("Some differences")

@@ -10,7 +10,7 @@ import pytest
 
 from tunediff import analysis, export, search, search_space
 from tunediff import config as cfg
-from tunediff.analysis import confirming_runs, evaluating, evidence, statistics
+from tunediff.analysis import confirming_runs, evaluating, evidence
 from tunediff.api import search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
@@ -165,14 +165,6 @@ def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):
     assert confirming.pending(found.folder, raised)
 
 
-def test_the_plan_of_a_limited_search_includes_confirming_runs():
-    limited = FILE | {"budget": {"per_trial": "20s", "total": "30s"}}
-    cost = evaluating.Cost.of(search_space.parse(limited, "night.yaml"), {})
-    parts = cost.parts(1)
-    assert (parts["confirmation"], parts["wall_clock"]) == (0, 37), "one trial runs in any case"
-    assert cost.confirming_s > 30
-
-
 @pytest.mark.parametrize(
     ("words", "confirm"),
     [([], {"of": 2, "seeds": 4}), (["--confirm", "0"], None), (["--confirm", "1"], {"of": 1, "seeds": 4})],
@@ -220,17 +212,6 @@ def test_a_finalist_that_never_reaches_the_baseline_has_no_speedup(tmp_path):
     told = confirmed(found, lambda size, seed: 2.0 if size == 128 else 3.0)
     assert told.winner is None
     assert told.speedup(told.leader) == "4 seeds do not show it to be better than the baseline"
-
-
-def test_estimates():
-    one = statistics.estimate([2.0])
-    assert (one.mean, one.low, one.runs) == (2.0, None, 1)
-    assert statistics.estimate([]) is None
-    plain = statistics.estimate([1.0, 2.0, 3.0])
-    assert (plain.mean, plain.high - plain.mean) == pytest.approx((2.0, 4.302653 / math.sqrt(3)))
-    ratio = statistics.estimate([1.0, 4.0], ratios=True)
-    assert ratio.mean == pytest.approx(2.0)
-    assert ratio.low * ratio.high == pytest.approx(4.0)
 
 
 def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
@@ -334,21 +315,6 @@ def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------ files, command
-def test_a_finished_search_with_its_confirmation_is_told_again(tmp_path, capsys):
-    found = searched(tmp_path, lambda size, seed: {64: 1.2}.get(size, 2.0))
-    confirmed(found, lambda size, seed: {64: 1.2}.get(size, 2.0) * noise(size, seed))
-    assert search.main(["--resume", "night", "--storage", str(tmp_path)]) == 0
-    told = capsys.readouterr().out
-    assert "confirmed: yes" in told
-    sentence = (
-        "loader.batch_size=64 wins: better than the baseline by more than the noise on 4 new seeds: FD (classifier) 0."
-    )
-    assert re.search(rf"{re.escape(sentence)}\d+ \(.*\) times the baseline's\.", told)
-    assert search.main(["--resume", "night", "--storage", str(tmp_path), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["winner"] == {"loader.batch_size": 64}
-    assert (found.folder / "confirm" / "comparison.png").exists()
-
-
 def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
     """256 was best in the search; on new seeds 64 is."""
     found = searched(tmp_path, lambda size, seed: {64: 1.2, 256: 1.1}.get(size, 2.0))

@@ -53,12 +53,3 @@ def test_equal_noisy_curves_are_as_fast_on_average(points, sd):
     error = np.std(ratios) / math.sqrt(len(ratios))
     assert abs(np.mean(ratios)) < 3 * error
     assert 1.15 < math.exp(np.mean(first)) < 2.5
-
-
-@pytest.mark.parametrize(("sd", "low", "high"), [(0.0, 2.3, 2.55), (0.05, 2.2, 2.6), (0.2, 1.7, 2.5)])
-def test_a_faster_one_is_found_as_fast_and_with_strong_noise_as_less_fast(sd, low, high):
-    rng = np.random.default_rng(0)
-    ratios = [
-        math.log(reach.time_to_target_speedup(noisy(rng, 1.0, sd, 10), noisy(rng, 2.5, sd, 10))) for _ in range(400)
-    ]
-    assert low < math.exp(np.mean(ratios)) < high

@@ -8,7 +8,7 @@ from tests.helpers import point
 from tests.searches import FILE, make, write
 from tunediff import analysis
 from tunediff.analysis import evidence, why
-from tunediff.analysis.pareto import pareto, pareto_table, trade_offs
+from tunediff.analysis.pareto import pareto, trade_offs
 from tunediff.core import trial_record
 from tunediff.core.trial_record import End, TrialRecord
 
@@ -62,21 +62,6 @@ def test_the_front_compares_means_over_runs(tmp_path):
     frame = trade_offs(found)
     assert frame["accuracy"].tolist() == pytest.approx([0.87, 0.85])
     assert frame["on_front_peak_memory_mib"].tolist() == [True, True]
-
-
-def test_with_several_seeds_configurations_are_on_the_front_not_runs(tmp_path):
-    content = {
-        "workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 2, "objective": ["frechet", "peak_memory_mib"],
-        "grid": {"loader.batch_size": [64, 128]},
-    }  # fmt: skip
-    wanted = make(tmp_path / "night", content)
-    for number, drawn in enumerate(wanted.candidates):
-        value = {128: 2.0, 64: 1.0}[drawn["loader.batch_size"]] + drawn["seed"]
-        write(tmp_path / "night", wanted, number, drawn=drawn, curve=((20.0, 4000, value),))
-    found = analysis.read(tmp_path / "night")
-    assert [row["value"] for row in pareto(found)] == [1.5, 2.5]
-    assert pareto_table(found)["versus_baseline"].tolist() == pytest.approx([0.6, 1.0])
-    assert trade_offs(found)["frechet"].tolist() == [1.5, 2.5]
 
 
 def test_knob_with_the_name_of_another_column_has_a_column_of_its_own(found):

@@ -5,12 +5,14 @@ import subprocess
 import uuid
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import special
 
 from tests.judge.test_verify import RUN, WORDS, program  # noqa: F401
 from tunediff import ConfigError, compare
 from tunediff.judge import ledger
-from tunediff.judge.ledger import FILE, RECHECK, Ledger, level_of
+from tunediff.judge.ledger import FILE, RECHECK, ZETA, Ledger, level_of
 
 
 def compared(capsys, *words):
@@ -86,3 +88,25 @@ def test_a_ledger_whose_line_is_gone_ends_no_comparison(program, capsys, monkeyp
     monkeypatch.setattr(ledger, "end", lambda folder: (FILE.unlink(), end(folder)))
     code, result = compared(capsys, "lr=2", "lr=1", "--name", "x")
     assert (code, result["verdict"]) == (0, "better")
+
+
+# ------------------------------------------------------------------------------------------------------ the levels
+def test_levels_are_those_of_the_formula():
+    assert pytest.approx(special.zeta(1.6)) == ZETA
+    first = 0.5 * 0.05 / special.zeta(1.6)
+    assert level_of([], 0.05) == pytest.approx(first)
+    assert level_of([False], 0.05) == pytest.approx(first * 2**-1.6)
+    assert level_of([True], 0.05) == pytest.approx(first * 2**-1.6 + 0.025 / special.zeta(1.6))
+    third = first * 3**-1.6 + (0.025 * 2**-1.6 + 0.05) / special.zeta(1.6)
+    assert level_of([True, True], 0.05) == pytest.approx(third)
+
+
+def test_what_is_spent_stays_below_the_budget_for_all_that_was_kept():
+    """The levels' sum is at most the budget times the number kept, or one: LORD++'s condition."""
+    rng = np.random.default_rng(0)
+    for share in (0.0, 0.05, 0.5):
+        kept, spent = [], 0.0
+        for _ in range(300):
+            spent += level_of(kept, 0.05)
+            kept.append(bool(rng.random() < share))
+            assert spent <= 0.05 * max(1, sum(kept)) + 1e-12
