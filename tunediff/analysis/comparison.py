@@ -145,12 +145,8 @@ class Comparison:
         return self._of_runs(lambda run: run.value(self.metric))
 
     def _of_runs(self, read: Callable[[TrialRecord], float | None]) -> NDArray[np.float64]:
-        values = np.full((len(self.candidates), len(self.rounds)), np.nan)
-        for column, runs in enumerate(self.rounds):
-            for row, run in enumerate(runs):
-                value = read(run) if run is not None else None
-                values[row, column] = np.nan if value is None else value
-        return values
+        values = [[run and read(run) for run in runs] for runs in self.rounds]
+        return np.array(values, dtype=float).reshape(-1, len(self.candidates)).T
 
     # ---- the test
     def judged(self) -> Comparison:
@@ -180,14 +176,11 @@ class Comparison:
         if rules.corrected or not self.has_failed:
             values[is_out] = np.nan
         if rules.corrected:
-            assert self.of_search is not None
             sessions = journals.sessions(self.results.folder)
             state = State.SPENT if journals.over(self.results, sessions) else State.OPEN
             found, ratios = differences(values, self.lower_is_better, self.allows_ratios)
             return InterimAnalysis(found, values.shape[1], rules.max_rounds, state, ratios)
-        if rules.by_time:
-            rules = dataclasses.replace(rules, within=None)
-        elif rules.within is not None and self.lower_is_better and bool((values <= 0).any()):
+        if rules.within is not None and self.lower_is_better and bool((values <= 0).any()):
             # The share was meant of A's values: without ratios it becomes a difference in units
             share = rules.within * abs(float(np.nanmean(values[0])))
             rules = dataclasses.replace(rules, within=share)
@@ -202,7 +195,7 @@ class Comparison:
         verdict = difference.verdict
         if self.is_one_run:
             verdict = Verdict.ONE_RUN
-        elif verdict == Verdict.BETTER and not all(gate.shown for gate in self.gates):
+        elif verdict == Verdict.BETTER and not self.quality_shown:
             verdict = Verdict.NOT_SHOWN if self.ended else Verdict.OPEN
         elif verdict in (Verdict.NO_DIFFERENCE, Verdict.TOO_FEW) and not self.ended:
             verdict = verdict if self.failure_of(candidate) else Verdict.OPEN
@@ -220,12 +213,11 @@ class Comparison:
         """Return whether no further round is needed: decided, failed, or one run repeated."""
         if self.has_failed or self.is_one_run:
             return True
-        # Fewer seconds are no gain yet: pairs go on until the quality is shown, or the last one
         test = self.analysis
         is_better = any(one.verdict == Verdict.BETTER for one in test.differences)
-        if is_better and test.rounds < test.max_rounds:
-            return test.ended and all(gate.shown for gate in self.gates)
-        return test.ended
+        # Fewer seconds are no gain yet: pairs go on until the quality is shown, or the last one
+        waits = is_better and test.rounds < test.max_rounds
+        return test.ended and not (waits and not self.quality_shown)
 
     @property
     def verdict(self) -> Verdict:
@@ -249,10 +241,9 @@ class Comparison:
 
     def missed(self, run: TrialRecord) -> bool:
         """Return whether a run ended ok and did not meet the target, whose seconds count."""
-        rules = self.rules
-        if not rules.by_time or rules.counted != "first" or run.status != Status.OK:
-            return False
-        return seconds_of(run, rules) is None
+        counts_first = self.rules.by_time and self.rules.counted == "first"
+        is_ok = counts_first and run.status == Status.OK
+        return is_ok and seconds_of(run, self.rules) is None
 
     @property
     def challengers_failed(self) -> bool:
@@ -262,22 +253,20 @@ class Comparison:
     @property
     def has_failed(self) -> bool:
         """Return whether nothing is left to compare: the baseline has failed, or all others."""
-        baseline = self.baseline
-        return self.challengers_failed or (
-            baseline is not None and self.failure_of(baseline) is not None
-        )
+        has_baseline = self.baseline is None or self.failure_of(self.baseline) is None
+        return self.challengers_failed or not has_baseline
 
     @property
     def failure(self) -> TrialRecord | None:
         """Return the first run whose failure ended the comparison; None: it has not failed."""
-        runs = self.runs if self.has_failed else []
-        return next((run for run in runs if failed(run) or self.missed(run)), None)
+        failures = (run for run in self.runs if failed(run) or self.missed(run))
+        return next(failures, None) if self.has_failed else None
 
     @property
     def is_one_run(self) -> bool:
         """Return whether all runs of a side are one run, repeated: without a seed the noise of a
         training is not known, whatever the two sides differ by."""
-        values = self.values[:, np.isfinite(self.values).all(axis=0)]
+        values = self.complete
         if not self.rules.same_seed or values.shape[1] < 2:
             return False
         repeated = (values == values[:, :1]).all(axis=1)
@@ -289,6 +278,10 @@ class Comparison:
     def gates(self) -> list[QualityGate]:
         """Return what has to be shown of B's values for its seconds to count; see `targets`."""
         return quality_gates(self.qualities, self.runs, self.rules, self.mode == "min")
+
+    @property
+    def quality_shown(self) -> bool:
+        return all(gate.shown for gate in self.gates)
 
     @property
     def target_p(self) -> float | None:

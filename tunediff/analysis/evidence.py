@@ -43,6 +43,11 @@ class Evidence:
         """Return the comparison of a search with several seeds; None with one seed."""
         return self.judged or (over_seeds(self.results) if self.results.space.seeds > 1 else None)
 
+    @property
+    def tested(self) -> Comparison | None:
+        """Return the comparison over several seeds that decides; None: one run each."""
+        return self.compared or self.confirmation
+
     @functools.cached_property
     def noise(self) -> Noise | None:
         """Return the noise of one run; None: not known, or every configuration has several runs."""
@@ -59,16 +64,16 @@ class Evidence:
         run each cannot show that; it returns the trial that is ahead, whether it is `better` or
         not. What fails on a seed is best only if everything does. None: no trial has a result.
         """
-        confirmed, compared, baseline = self.confirmation, self.compared, self.baseline
-        if confirmed is not None and confirmed.winner is not None:
-            return confirming_runs.trial_of(confirmed, confirmed.winner) or self._leader
-        if compared is not None:
-            if compared.winner is not None:
-                return compared.winner.done[0]
-            baseline_stays = baseline is not None and not self.outcome(baseline).failures
+        tested, baseline = self.tested, self.baseline
+        if tested is not None and tested.winner is not None:
+            if self.compared is not None:
+                return tested.winner.done[0]
+            return confirming_runs.trial_of(tested, tested.winner) or self._leader
+        if self.compared is not None:
+            stays = baseline is not None and not self.outcome(baseline).failures
         else:
-            baseline_stays = confirmed is not None and confirmed.is_conclusive
-        return baseline if baseline_stays and baseline is not None else self._leader
+            stays = tested is not None and tested.is_conclusive
+        return (baseline if stays else None) or self._leader
 
     @property
     def _leader(self) -> TrialRecord | None:
@@ -95,10 +100,8 @@ class Evidence:
     @property
     def winner(self) -> TrialRecord | None:
         """Return the best trial if several seeds show it better than the baseline; else None."""
-        confirmed = self.confirmation is not None and self.confirmation.winner is not None
-        several_seeds = self.compared is not None or confirmed
-        shown = several_seeds and self.best is not None and self.better(self.best)
-        return self.best if shown else None
+        has_winner = self.tested is not None and self.tested.winner is not None
+        return self.best if has_winner and self.best and self.better(self.best) else None
 
     @property
     def unmoved(self) -> int:
@@ -151,8 +154,7 @@ class Evidence:
 
     def _candidate(self, trial: TrialRecord) -> Candidate | None:
         """Return the runs of a trial's configuration on several seeds; None: too few for a test."""
-        tested = self.compared or self.confirmation
-        candidate = tested.candidate_of(trial) if tested is not None else None
+        candidate = self.tested.candidate_of(trial) if self.tested is not None else None
         return candidate if candidate is not None and candidate.is_tested else None
 
     def speedup(self, trial: TrialRecord) -> Estimate | str:
@@ -162,13 +164,10 @@ class Evidence:
         """
         if self.is_baseline(trial):
             return ITSELF
-        tested = self.compared or self.confirmation
-        candidate = tested.candidate_of(trial) if tested is not None else None
-        if (
-            tested is not None
-            and candidate is not None
-            and (self.compared is not None or candidate.is_tested)
-        ):
+        candidate, tested = self._candidate(trial), self.tested
+        if self.compared is not None:
+            candidate = self.compared.candidate_of(trial)
+        if tested is not None and candidate is not None:
             return tested.speedup(candidate)
         if reason := self.results.no_baseline(trial):
             return reason
@@ -248,11 +247,11 @@ def of_confirming_runs(results: Results, search: Results) -> Evidence:
 def choose(results: Results, trial: str | None) -> TrialRecord:
     """Return the trial of that name, else the best. Raises `ConfigError` if there is none."""
     if trial is None:
-        chosen, refusal = read(results).best, f"{results.folder.name}: no trial has a result yet"
-    else:
-        chosen = next((record for record in results.trials if record.name == trial), None)
-        names = ", ".join(record.name for record in results.trials) or "none"
-        refusal = f"--trial: {trial!r} is not in {results.folder.name}; there are: {names}"
-    if chosen is None:
-        raise ConfigError(refusal)
-    return chosen
+        if (best := read(results).best) is None:
+            raise ConfigError(f"{results.folder.name}: no trial has a result yet")
+        return best
+    records = {record.name: record for record in results.trials}
+    if trial not in records:
+        names = ", ".join(records) or "none"
+        raise ConfigError(f"--trial: {trial!r} is not in {results.folder.name}; there are: {names}")
+    return records[trial]
