@@ -1,6 +1,5 @@
 """Listeners of a search: each hears everything in order, and none harms the search or another."""
 
-import sys
 import threading
 
 import pytest
@@ -57,14 +56,7 @@ def search(tmp_path, monkeypatch):
     """Runs one trial under these listeners; returns the hub."""
 
     def run(*heard, fails=False, lacking=()):
-        class Found:
-            @staticmethod
-            def listeners(activity):
-                yield from heard
-
-        monkeypatch.setitem(sys.modules, "found_listeners", Found)
-        monkeypatch.setattr(listeners, "MODULES", [*lacking, "found_listeners"])
-        hub = Listeners()
+        hub = Listeners(*lacking, lambda activity: iter(heard))
         activity = Activity("search", tmp_path, "again", "loss", {}, None, lambda: {"best": 1})
         with hub.opened(activity, print):
             hub.tell("start", "t0000", {"lr": 1})
@@ -101,10 +93,13 @@ def test_a_listener_that_fails_is_named_once_and_harms_nothing(search, caplog, e
     assert recorder.heard == ["begin", *TRIAL, {"best": 1}]
 
 
-def test_listeners_that_cannot_be_imported_are_named_and_harm_nothing(search, caplog):
-    search(recorder := Recorder(), lacking=["no_such_listeners"])
+def test_listeners_that_cannot_be_made_are_named_and_harm_nothing(search, caplog):
+    def lacks(activity):
+        raise ImportError("no such service")
+
+    search(recorder := Recorder(), lacking=[lacks])
     assert recorder.heard == ["begin", *TRIAL, {"best": 1}]
-    assert caplog.messages == ["no_such_listeners failed: ModuleNotFoundError: No module named 'no_such_listeners'"]
+    assert caplog.messages == ["tests.test_listeners failed: ImportError: no such service"]
 
 
 def test_a_listener_that_hangs_is_named_once_and_hears_the_rest_later(search, monkeypatch, caplog):

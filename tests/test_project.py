@@ -19,8 +19,14 @@ PACKAGES = (
     "compare", "evaluate", "export", "knobs", "profile", "sample", "search", "train", "verify", "__main__",
 )  # fmt: skip
 """Packages and single modules of `tunediff` in order: each imports only those before it. "" is `tunediff` itself."""
-KERNEL = {"core", "config", "experiment", "search_space", "analysis", "distributed", "data", "training", "tuning"}
-"""What trains, decides and starts runs; the other packages stand on it, and it finds them by name at most."""
+KERNEL = {
+    "core", "config", "experiment", "search_space", "analysis", "distributed", "data", "training", "profiling", "tuning",
+}  # fmt: skip
+"""What trains, decides and starts runs; the other packages stand on it, and what it needs of them is handed to it."""
+LOGGERS = {"tunediff.api"}
+"""Strings that are names of loggers."""
+SHIPPED = {"tunediff.workloads.diffusion", "tunediff.workloads.classification"}
+"""Workloads, which are imported by the names that users give."""
 UPWARD = {
     "tunediff.api.search -> export",
     "tunediff.report.__main__ -> cli",
@@ -38,10 +44,14 @@ NAMES = {name_of(path): path for path in MODULES}
 
 @functools.cache
 def imports(module):
-    """Return the names of the modules that a module imports, from packages of others too."""
+    """Return the names of the modules that a module imports or names in a string, from packages of others too."""
     found = set()
-    for node in ast.walk(ast.parse(NAMES[module].read_text())):
-        if isinstance(node, ast.Import):
+    tree = ast.parse(NAMES[module].read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            name = node.value.partition(":")[0]  # `package.module:function`
+            found |= {name} & NAMES.keys() - {"tunediff", *LOGGERS, *SHIPPED}
+        elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             full = {f"{node.module}.{alias.name}" for alias in node.names}

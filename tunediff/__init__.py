@@ -18,6 +18,7 @@ from tunediff.core import signals  # noqa: F401 – first of all: Ctrl-C while t
 from tunediff.core import machine
 
 # isort: split
+from tunediff import command  # noqa: F401 – registers commands as workloads
 from tunediff.config.knobs import Choice, ConfigError, EvaluationProtocol, File, Fixed, Range
 from tunediff.config.workload import Metric
 from tunediff.core.errors import EvaluationStoppedError, TunediffError

@@ -56,7 +56,7 @@ def run(folder, how, reduce):
     command = CommandDefinition(words, "loss", **{"reduce": reduce, "outcome": "final", **settings})
     config = cfg.take_along(make(command, {}, "test").schema.default(), folder)
     (folder / "config.yaml").write_text(cfg.dump(config, folder=folder))
-    Journal(folder).start(config, {}, None)
+    Journal(folder).start(*cfg.identity(config), {}, None)
     list(trial.run(trial.run_of(config, folder, None), lambda: False))
     record = trial_record.read_trial(folder)
     last = record.points[-1]

@@ -35,6 +35,7 @@ from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import RESERVED, WORDS, End
 from tunediff.experiment.model import is_search
+from tunediff.report.listener import LISTENERS
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
 from tunediff.tuning.optuna_proposer import OptunaProposer
@@ -105,7 +106,7 @@ class AskTellStudy:
             stack.enter_context(alone(folder))
             storage = str(files.address_of(folder.parent) or folder.parent)
             again = f"tunediff.open_study(name={folder.name!r}, storage={storage!r}).close()"
-            self._listeners = Listeners()
+            self._listeners = Listeners(*LISTENERS)
             activity = search_setup.activity("ask", folder, self.space, again)
             stack.enter_context(self._listeners.opened(activity, log.warning))
             before_s = sessions.all_spent_s(folder)

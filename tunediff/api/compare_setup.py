@@ -28,7 +28,7 @@ from tunediff.command import trial, worktrees
 from tunediff.command.check import check as check_command_runs
 from tunediff.command.definition import honesty
 from tunediff.config import ConfigError, Metric, Systems
-from tunediff.core import listeners, machine_options, remote, text
+from tunediff.core import machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.options import flag_of
@@ -36,6 +36,7 @@ from tunediff.core.refusals import allow, check_name, check_new, timed_name, wri
 from tunediff.core.target import Target
 from tunediff.experiment.model import FILE, Experiment, Limit, SequentialTest, Share
 from tunediff.inspector import probe
+from tunediff.integrations import tracking
 from tunediff.judge import frozen_code, locked_judge, proof
 from tunediff.judge.frozen_code import SideCode
 from tunediff.judge.ledger import Ledger, own_level
@@ -77,7 +78,7 @@ class NewComparison:
 def resume(options: CompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
     machine_options.check(options)
-    listeners.check(options.track)
+    tracking.check(options.track)
     if options.settled or options.reproduce or options.dry_run:
         untrue = "a limit that moves with the results would make its error rates untrue"
         raise ConfigError(
@@ -106,7 +107,7 @@ def refuse_other_than_reproduced(options: CompareOptions) -> None:
 def _new_folder(options: CompareOptions) -> Path:
     """Return the folder that a new comparison will have. Raises `ConfigError`."""
     machine_options.check(options)
-    listeners.check(options.track)
+    tracking.check(options.track)
     if options.out is not None:
         proof.check(options.out)
     name = timed_name("compare") if options.name is None else options.name

@@ -37,6 +37,7 @@ from tunediff.ray_backend import connection
 from tunediff.report import pair_summary, pair_words, plan, verdicts
 from tunediff.report.console import Console
 from tunediff.report.heartbeat import Heartbeat
+from tunediff.report.listener import LISTENERS
 from tunediff.report.live_table import LiveTable
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import at_once, confirming, experiment, resources, rounds, sessions
@@ -66,7 +67,7 @@ def run(
         experiment.resumable(activity.module, folder, options),
         experiment.start_of(folder, new=new),
     ):
-        command_time, listeners = CommandTime(folder, lines.begun), Listeners()
+        command_time, listeners = CommandTime(folder, lines.begun), Listeners(*LISTENERS)
         try:
             with listeners.opened(activity, lines.say), alone(folder):
                 work(listeners, command_time)

@@ -19,7 +19,7 @@ from tunediff.api.options import SearchOptions, SearchSetup, check_files
 from tunediff.command.search import check_baseline
 from tunediff.command.workload import CommandWorkload
 from tunediff.config import ConfigError, Lines, is_command
-from tunediff.core import listeners, lock, machine_options, remote, text
+from tunediff.core import lock, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
 from tunediff.core.machine import emulated as emulated_formats
@@ -27,6 +27,7 @@ from tunediff.core.refusals import allow, check_name, check_new, check_writable,
 from tunediff.experiment.model import FILE, Drawing, Experiment, RunLimit, is_search
 from tunediff.inspector import probe
 from tunediff.inspector.probe import Measured
+from tunediff.integrations import tracking
 from tunediff.judge import frozen_code
 from tunediff.report import plan
 from tunediff.search_space import SearchSpace
@@ -55,7 +56,7 @@ class SearchRequest:
 def prepare(options: SearchOptions) -> SearchRequest:
     """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
     machine_options.check(options)
-    listeners.check(options.track)
+    tracking.check(options.track)
     remote.check(Path(options.storage))
     request = requested(options)
     if is_asked(request.folder):
@@ -68,7 +69,7 @@ def prepare(options: SearchOptions) -> SearchRequest:
     # ---- data and weights that a trial would miss are missed now
     check_files(space.baseline, space.evaluates)
     machine_options.warn_emulated(resources.values_of(space, "precision.amp"), options.address)
-    listeners.check(space.track)
+    tracking.check(space.track)
     if options.address is None:  # what a cluster has is not known before it is asked
         if is_command(space.workload.name):
             definition = cast("CommandWorkload", space.workload).definition

@@ -17,7 +17,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.api.options import TRACK_HELP, UNIT_HELP, check_files, trainable
 from tunediff.config import ConfigError, Systems
-from tunediff.core import listeners, lock, machine, machine_options, remote, text
+from tunediff.core import lock, machine, machine_options, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.files import write_text
@@ -28,7 +28,9 @@ from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, check_name, writing
 from tunediff.experiment.model import Seconds, kind_of
+from tunediff.integrations import tracking
 from tunediff.models import WEIGHTS
+from tunediff.report.listener import LISTENERS
 from tunediff.search_space.sections import Service
 from tunediff.training.knobs import Optimized
 from tunediff.tuning import foreground
@@ -94,7 +96,7 @@ def prepare(options: TrainOptions, words: Sequence[str] = ()) -> TrainRequest:
 
     `words`: of the command line, with which torchrun should start it.
     """
-    listeners.check(options.track)
+    tracking.check(options.track)
     config = _captured(trainable(options.config, options.words), options)
     _check_processes(config, words)
     initial = Path(options.initial).absolute() if options.initial is not None else None
@@ -183,7 +185,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
             remote.pull(folder, heavy=True)
             activity = Activity("train", folder, again, objective, {}, request.track)
             trial = _held(request)
-            with Listeners().opened(activity, lines.aside.say):
+            with Listeners(*LISTENERS).opened(activity, lines.aside.say):
                 if trial is None or trial.status != Status.OK:
                     request = _begun(request)
                 elif _ranks() == 1:

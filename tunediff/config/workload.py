@@ -32,7 +32,7 @@ import importlib.util
 import inspect
 import shutil
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -198,8 +198,7 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
         f"{where}: workload: unknown name {name!r}; allowed: {', '.join(SHIPPED)}, {FILES}",
     )
     if is_command(name):
-        module = importlib.import_module("tunediff.command.workload")
-        return typing.cast(Workload, module.of_file((folder / name).absolute(), where))
+        return commands.workload((folder / name).absolute(), where)
     file = users.locate(name, where, folder)
     source = file.read_bytes()  # a script may train for hours when it is imported
     script = "any script is searched as it is by command: (docs/how-to/commands.md)"
@@ -212,6 +211,22 @@ def find(name: str, where: str = "workload", folder: Path = Path()) -> Workload:
 
 
 FILES = "a file such as mine.py, or package.module"
+
+
+@dataclasses.dataclass(frozen=True)
+class Commands:
+    """What the package of commands, which stands on this one, does for it."""
+
+    workload: Callable[[Path, str], Workload]
+    """Returns the workload of a command's definition; where it is named, for errors."""
+    search_file: Callable[[Lines, str, Path], Lines]
+    """Returns the search file of a workload that is the `command:` of one; its name; where to run."""
+    run: Callable[..., Iterator[Any]]
+    """Runs a trial: yields its points and its end; see `command/trial.py`."""
+
+
+commands = typing.cast(Commands, None)
+"""Registered by `tunediff/command/__init__.py`, which `tunediff/__init__.py` imports."""
 
 
 def is_users(name: str) -> bool:

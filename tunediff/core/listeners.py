@@ -10,7 +10,6 @@ import contextlib
 import contextvars
 import dataclasses
 import functools
-import importlib
 import logging
 import queue
 import threading
@@ -25,18 +24,6 @@ log = logging.getLogger(__name__)
 Say = Callable[[str], object]
 LATE_S, END_S = 10.0, 900.0
 """Seconds that an event of a trial, and the end of the search, wait for one listener."""
-MODULES = [
-    "tunediff.report.listener",
-    "tunediff.integrations.tracking",
-    "tunediff.integrations.copier",
-]
-"""Modules whose `listeners(activity)` yields those of a search, in the order in which they hear its
-end: trackers send the report, and what they note is copied."""
-
-
-def check(track: str | None) -> None:
-    """Raise `ConfigError` for a tracking service that cannot be used."""
-    importlib.import_module("tunediff.integrations.tracking").check(track)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +104,9 @@ class _Hearing:
 class Listeners:
     """Passes events on to all listeners of one activity."""
 
-    def __init__(self) -> None:
+    def __init__(self, *makers: Callable[[Activity], Iterator[Listener]]) -> None:
+        """`makers`: of what hears an activity, in the order in which they hear its end."""
+        self._makers = makers
         self._hearings: list[_Hearing] = []
         self._say: Say = log.warning
 
@@ -148,7 +137,7 @@ class Listeners:
     def opened(self, activity: Activity, say: Say) -> Iterator[None]:
         """Tell all listeners of an activity that it begins and how it ends."""
         self._say = say
-        with self.with_listeners(*_of_modules(activity)):
+        with self.with_listeners(*self._made(activity)):
             hearings = tuple(self._hearings)
             result: Callable[[], Mapping[str, Any]] | None = None
             with contextlib.ExitStack() as ends:
@@ -159,13 +148,13 @@ class Listeners:
                 yield
                 result = activity.result
 
-
-def _of_modules(activity: Activity) -> Iterator[Listener]:
-    """Yield an activity's listeners; report modules that fail, but let refusals pass."""
-    for name in MODULES:
-        try:
-            yield from importlib.import_module(name).listeners(activity)
-        except ConfigError:
-            raise
-        except Exception as error:
-            log.warning("%s failed: %s: %s", name, type(error).__name__, error)
+    def _made(self, activity: Activity) -> Iterator[Listener]:
+        """Yield an activity's listeners; report what fails, but let refusals pass."""
+        for maker in self._makers:
+            try:
+                yield from maker(activity)
+            except ConfigError:
+                raise
+            except Exception as error:
+                why = f"{type(error).__name__}: {error}"
+                log.warning("%s failed: %s", maker.__module__, why)

@@ -10,9 +10,10 @@ from tunediff import analysis
 from tunediff.analysis import evidence
 from tunediff.analysis.comparison import Comparison
 from tunediff.core.listeners import Activity, Listener, Say
+from tunediff.integrations import copier, tracking
 
 
-def listeners(activity: Activity) -> Iterator[Listener]:
+def reports(activity: Activity) -> Iterator[Listener]:
     """Yield what writes the report of a search or a comparison."""
     write = {"search": _of_search, "compare": _of_comparison}.get(activity.module)
     if write is not None:
@@ -53,3 +54,8 @@ def _of_comparison(folder: Path) -> None:
     from tunediff.report import pairs as page
 
     page.write_all(Comparison.read(folder))
+
+
+LISTENERS = (reports, tracking.listeners, copier.listeners)
+"""What makes those of a search, a comparison or a training, in the order in which they hear its end:
+trackers send the report, and what they note is copied."""

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from tunediff import config as cfg
-from tunediff.config import Lines, Metric, Schema, Workload
+from tunediff.config import Lines, Metric, Schema, Workload, workload
 from tunediff.config.knobs import refuse
 from tunediff.core.target import Target
 from tunediff.experiment.model import Experiment
@@ -73,9 +72,8 @@ def read(
         content["confirm"] = {"of": finalists}
         if finalists == 0:
             del content["confirm"]
-    if "command" in content:  # the package stands on this one
-        commands = importlib.import_module("tunediff.command.search")
-        content = commands.translated(content, str(path), Path())
+    if "command" in content:
+        content = workload.commands.search_file(content, str(path), Path())
     strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]
     machine: dict[str, list[Any]] = {}  # what a cluster has is not known beforehand
     if world_sizes:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from tunediff import config as cfg
-from tunediff.config import code
+from tunediff.config import code, workload
 from tunediff.config.systems import Systems
 from tunediff.core import environment
 from tunediff.core import trial_record as record
@@ -119,10 +118,9 @@ def work(
 
 def _run_command(job: TrialSpec, connection: Connection) -> None:
     """Run a trial that is a command, and report it."""
-    commands = importlib.import_module("tunediff.command.trial")  # stands on this package
     stopped: list[Point] = []
-    command = commands.run_of(job.config, job.folder, job.budget.seconds, job.group.place.threads)
-    for event in commands.run(command, lambda: bool(stopped)):
+    asked = job.config, job.folder, job.budget.seconds, job.group.place.threads
+    for event in workload.commands.run(*asked, lambda: bool(stopped)):
         connection.send(event)
         if isinstance(event, Point) and not _goes_on(job, event, connection):
             stopped.append(event)
@@ -130,7 +128,8 @@ def _run_command(job: TrialSpec, connection: Connection) -> None:
 
 def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
     """Profile a few further steps; if that fails, the trial stays `ok` with the reason."""
-    trace = importlib.import_module("tunediff.profiling.trace")  # stands on this package
+    from tunediff.profiling import trace  # imports torch's profiler
+
     memory.reset(world.device)
     try:
         trace.write_operations(job.config, world, job.folder, job.profile_steps)
