@@ -329,7 +329,7 @@ WAITS_IN_ITS_SECOND_EVALUATION = """
 """
 
 
-def test_train_resumes_after_kill_which_leaves_no_process_behind(tmp_path, monkeypatch, capsys):
+def test_train_resumes_after_kill_which_leaves_no_process_behind(tmp_path, monkeypatch, capfd):
     """Template, run, fork server, resource tracker and loader processes end with the command."""
     monkeypatch.chdir(tmp_path)
     judges = "def judge(net):\n"
@@ -338,7 +338,7 @@ def test_train_resumes_after_kill_which_leaves_no_process_behind(tmp_path, monke
     words = ["--config", "mine.py", "--samples", "64", "--out", "out", "loader.workers=2"]
     command, environment = [sys.executable, "-m", "tunediff.train", *words], {**os.environ, "WAITS": "1"}
     before = psutil.pids()
-    process = subprocess.Popen(command, start_new_session=True, env=environment)
+    process = subprocess.Popen(command, start_new_session=True, env=environment, stdout=subprocess.DEVNULL)
     until_points(process, tmp_path / "out", 1)
     started = [other for other in psutil.process_iter() if works_in(other, tmp_path) and other.pid not in before]
     assert len(started) >= 7
@@ -351,7 +351,7 @@ def test_train_resumes_after_kill_which_leaves_no_process_behind(tmp_path, monke
     assert train.main(words) == 0
     trial = record.read_trial(tmp_path / "out")
     assert (trial.status, trial.attempts, len(trial.points)) == ("ok", 2, 2)
-    assert capsys.readouterr().out.count("samples/s") == 1  # only the second half was trained
+    assert capfd.readouterr().out.count("samples/s") == 1  # only the second half was trained
 
 
 def works_in(process, folder):

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from tunediff import cli
 from tunediff.api import train_run
 from tunediff.api.train_run import TrainOptions
-from tunediff.core.errors import TunediffError
 from tunediff.core.options import PrintingOptions
 from tunediff.core.progress import EventLines
 
@@ -30,21 +29,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train; see `--help`."""
     options = cli.parse(cli.parser("train", __doc__ or ""), TrainCommandOptions, argv)
     request = train_run.prepare(options, sys.argv[1:] if argv is None else argv)
-    main_rank = os.environ.get("RANK", "0") == "0"
-    try:
-        stopped = train_run.run(request, EventLines.of(options))
-    except TunediffError:
-        if main_rank:
-            raise
-        return cli.FAILED  # rank 0 says why
+    stopped = train_run.run(request, EventLines.of(options))
+    if os.environ.get("RANK", "0") != "0":  # rank 0 speaks
+        return cli.INTERRUPTED if stopped else cli.OK
     if stopped:
-        if main_rank:
-            print(f"\n{stopped}", file=sys.stderr)
+        print(f"\n{stopped}", file=sys.stderr)
         return cli.INTERRUPTED
-    if main_rank:
-        result = train_run.result(request.folder)
-        facts = {key: result[key] for key in result if key not in ("metric", "objective", "value")}
-        cli.result({result["metric"]: result["value"], **facts}, options.as_json, result)
+    result = train_run.result(request.folder)
+    facts = {key: result[key] for key in result if key not in ("metric", "objective", "value")}
+    cli.result({result["metric"]: result["value"], **facts}, options.as_json, result)
     return cli.OK
 
 

@@ -59,7 +59,3 @@ def load(content, lines):
     if dies:
         die(content, lines)
     return count
-
-
-def threads(content, lines):
-    return torch.get_num_threads()

@@ -10,7 +10,6 @@ import torch
 
 from tests.tuning import foreground_runs
 from tunediff import cli
-from tunediff.core import machine
 from tunediff.core.errors import TunediffError
 from tunediff.core.progress import EventLines
 from tunediff.tuning import foreground
@@ -61,16 +60,3 @@ def test_named_semaphores_of_a_run_go_with_it_and_nothing_is_said_of_them(capfd,
         time.sleep(0.05)
     assert foreground_runs.semaphores(prefix) == []
     assert "resource_tracker" not in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("own", [2, None], ids=["before tunediff was imported", "after it"])
-def test_fewer_threads_that_the_program_has_set_hold_in_the_run(monkeypatch, own):
-    monkeypatch.setattr(machine, "TORCH_DEFAULT_THREADS", own)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("TUNEDIFF_CPUS", "2")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        assert call("threads") == 1
-    finally:
-        torch.set_num_threads(before)

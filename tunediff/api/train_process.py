@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -13,7 +12,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
-from tunediff.core.errors import TunediffError, UserCodeError, message_of
+from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
@@ -112,8 +111,6 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
         failure = UserCodeError(code.trace(error).rstrip("\n"))  # the lines of the user
     else:
         raise error
-    if not world.main:  # whose command says nothing else
-        print(message_of(failure), file=sys.stderr, flush=True)
     raise failure from error
 
 

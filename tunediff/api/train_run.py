@@ -179,7 +179,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
     workload, objective = request.config.schema.workload, cfg.of(request.config).objective.name
     try:
         if _rank() != 0:  # its process waits for rank 0
-            return str(foreground.call(_process, request, workload, lines))
+            return foreground.call(_process, request, workload, lines)
         remote.check(folder.parent)
         with _alone(folder):
             remote.pull(folder, heavy=True)
@@ -191,7 +191,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
                 elif _ranks() == 1:
                     log.info("%s has ended: nothing is trained", folder.name)
                     return ""
-                return str(foreground.call(_process, request, workload, lines))
+                return foreground.call(_process, request, workload, lines)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {again} resumes from the last checkpoint") from None
 

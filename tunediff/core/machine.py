@@ -8,7 +8,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,11 +17,6 @@ PART = "TUNEDIFF_CPUS"
 """Environment variable of `--cpus`: the most cores to use, in every process started from here."""
 OMP = "OMP_NUM_THREADS"
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-TORCH_DEFAULT_THREADS: int | None = (
-    sys.modules["torch"].get_num_threads() if "torch" in sys.modules else None
-)
-"""torch's number of threads when tunediff was imported; None: torch was not imported."""
-
 SPINS = "GOMP_SPINCOUNT"
 """Environment variable that torch's threads read when torch is first imported."""
 

@@ -1,8 +1,8 @@
 """Train or profile for the command or the call that asks for it, in a process of its own.
 
     command, or call from Python            run, forked from a template of the workload
-    call(function, content, …)  ─────────►  function(content, lines)
-    lines.say(…), logging       ◄─────────  lines.say(…), logging
+    call(function, content, …)  ─────────►  function(content, lines), lines on inherited streams
+    logging                     ◄─────────  logging
     SIGINT, SIGTERM             ─────────►  SIGTERM
     returns, or raises          ◄─────────  its result, or its error
 
@@ -12,7 +12,6 @@ What the function does to its process ends with it. Imports neither torch nor Ra
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import logging.handlers
 import os
@@ -23,87 +22,54 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
-from tunediff.core import machine
-from tunediff.core.errors import Failure, RunError, TunediffError
+from tunediff.core.errors import RunError, TunediffError
 from tunediff.core.progress import EventLines
-from tunediff.core.template import Template, TemplateError, TemplateRun
+from tunediff.core.template import Template, TemplateError
 from tunediff.core.template_run import name_of
 from tunediff.tuning.templates import kept
 
+C = TypeVar("C")
+R = TypeVar("R")
 _PACKAGE = logging.getLogger("tunediff")
 _NOWHERE = open(os.devnull, "wb")  # noqa: SIM115 – stays
 """For what a user's file prints while a template imports it: its import here has printed it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class _Said:
-    """A line, as `EventLines.say` takes it."""
-
-    on_stderr: bool
-    message: str
-    timed: bool
-
-
-_Last = tuple[Any, BaseException | None, str]
-"""The last message of a run: what its function has returned, or else raised, and the traceback."""
-
-
 # ---- the process that asks
-def call(
-    function: Callable[[Any, EventLines], Any], content: Any, workload: str, lines: EventLines
-) -> Any:
+def call(function: Callable[[C, EventLines], R], content: C, workload: str, lines: EventLines) -> R:
     """Return what `function(content, lines)` returns, called in a run of a template of `workload`;
-    raise what it raises. `function`: of a module.
+    raise what it raises.
 
     The first SIGINT or SIGTERM becomes a SIGTERM of the run; the second SIGINT ends it. Raises
     `TunediffError` for a run that was killed, and `KeyboardInterrupt`.
     """
-    templates, signals = kept(name_of(function)), list[int]()
+    templates, signals, last = kept(name_of(function)), list[int](), None
     templates.output = _NOWHERE
-    settings = (pickle.dumps((function, content)), _threads_of_program(), lines)
+    asked = (pickle.dumps((function, content, lines)), _PACKAGE.getEffectiveLevel())
     try:
         template = templates.ready(workload)
-        level = _PACKAGE.getEffectiveLevel()
-        run = template.start(start, (*settings, level), streams=[1, 2])
+        run = template.start(start, asked, streams=[1, 2])
         with _passed_on(template, signals):
-            result, error, trace = _last_message(run, lines)
-    except BaseException as lost:
+            while (message := run.receive()) is not None:
+                if isinstance(message, logging.LogRecord):
+                    logging.getLogger(message.name).handle(message)
+                else:
+                    last = message
+    except BaseException as error:
         templates.close()
-        if not isinstance(lost, TemplateError):
+        if not isinstance(error, TemplateError):
             raise
         if signals:
             raise KeyboardInterrupt("interrupted") from None
-        raise TunediffError(f"its process has ended: {lost}") from None
-    if error is not None:
-        raise error from RunError(trace)
+        raise TunediffError(f"its process has ended: {error}") from None
+    assert last is not None
+    result: R
+    result, raised, trace = last
+    if raised is not None:
+        raise raised from RunError(trace)
     return result
-
-
-def _threads_of_program() -> int | None:
-    """Return this process's torch threads, if the program has set fewer than its share."""
-    if (torch := sys.modules.get("torch")) is None:
-        return None
-    count: int = torch.get_num_threads()
-    is_set = count < (machine.threads() or count) and count != machine.TORCH_DEFAULT_THREADS
-    return count if is_set else None
-
-
-def _last_message(run: TemplateRun, lines: EventLines) -> _Last:
-    """Return the last message of a run; print and log the others."""
-    last: _Last | None = None
-    while (message := run.receive()) is not None:
-        if isinstance(message, _Said):
-            to = lines.aside if message.on_stderr else lines
-            to.say(message.message, message.timed)
-        elif isinstance(message, logging.LogRecord):
-            logging.getLogger(message.name).handle(message)
-        else:
-            last = message
-    if last is None:
-        raise TemplateError(Failure("it has no result"))
-    return last
 
 
 @contextlib.contextmanager
@@ -128,16 +94,6 @@ def _passed_on(template: Template, received: list[int]) -> Iterator[None]:
 
 
 # ---- the run
-@dataclasses.dataclass(frozen=True)
-class _SentLines(EventLines):
-    """Lines that the process prints that has asked for the run."""
-
-    send: Callable[[Any], None] = lambda message: None
-
-    def say(self, message: str, timed: bool = True) -> None:
-        self.send(_Said(self.on_stderr, message, timed))
-
-
 class _SentRecords(logging.handlers.QueueHandler):
     """Passes on what the package logs; its queue is a function."""
 
@@ -145,25 +101,26 @@ class _SentRecords(logging.handlers.QueueHandler):
         self.queue(record)  # type: ignore[operator]
 
 
-def start(connection: Connection, content: tuple[bytes, int | None, EventLines, int]) -> None:
-    """Call a function and send its result; the function of a template's run. `content`: the
-    function, its argument, and torch's threads, lines and level of logging of the parent."""
+def start(connection: Connection, asked: tuple[bytes, int]) -> None:
+    """Call a function and send (its result, None, "") or (None, its error, the traceback); the
+    function of a template's run. `asked`: the function with its arguments, and the parent's level
+    of logging."""
     from tunediff.training import prepared  # imports torch
 
-    pickled, threads, lines, level = content
+    pickled, level = asked
     sending = threading.Lock()
 
     def send(message: Any) -> None:
         with sending, contextlib.suppress(OSError):  # the kernel ends this run with its parent
             connection.send(message)
 
-    prepared.begin(threads)
+    prepared.begin()
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _PACKAGE.addHandler(_SentRecords(send))  # type: ignore[arg-type]
     _PACKAGE.setLevel(level)
     try:
-        function, argument = pickle.loads(pickled)
-        send((function(argument, _SentLines(**vars(lines), send=send)), None, ""))
+        function, content, lines = pickle.loads(pickled)
+        send((function(content, lines), None, ""))
     except BaseException as error:
         send((None, _picklable(error), traceback.format_exc()))
 
