@@ -88,8 +88,6 @@ BY_TIME = ("--better", "time", "--outcome", "final", "--time", r"train_time:(\d+
         ("0", ("--target", "loss<=3.28"), "better", 0),
         ("0.01", ("--target", "loss<=3.28"), "quality_not_shown", 10),
         ("0", ("--margin", "0.01"), "better", 0),
-        ("0", ("--within", "0.5%"), "better", 0),
-        ("0.5", ("--within", "0.5%"), "quality_not_shown", 10),
     ],
 )
 def test_fewer_seconds_count_only_for_values_that_are_good_enough(program, capsys, worse, rule, verdict, code):

@@ -62,7 +62,7 @@ def test_the_keywords_of_a_search_are_keys_of_its_file(program):
     assert [dimension.name for dimension in space.dimensions] == ["lr"]
     assert (space.budget.per_trial_s, space.budget.trials) == (10.0, 4)
     definition = space.workload.definition
-    assert (definition.reduce, definition.outcome, definition.grace_s) == ("mean:3", "final", 10.0)
+    assert (definition.reduce, definition.outcome, definition.grace) == ("mean:3", "final", 10.0)
     assert cfg.flat(space.baseline)["model.width"] == 64
 
 

@@ -53,7 +53,7 @@ def run(folder, how, reduce):
     settings = {} if how in ("plain", "line", "target") else {"metrics": "{folder}/m.jsonl"}
     if how == "target":  # printed seconds and values: when they are read decides nothing
         settings = {"outcome": "time", "target": "loss<=1.5", "time": r"t=(\d+)"}
-    command = CommandDefinition(words, "loss", **{"reduce": reduce, "outcome": "final", **settings})
+    command = CommandDefinition(command=words, objective="loss", **{"reduce": reduce, "outcome": "final", **settings})
     config = cfg.take_along(make(command, {}, "test").schema.default(), folder)
     (folder / "config.yaml").write_text(cfg.dump(config, folder=folder))
     Journal(folder).start(*cfg.identity(config), {}, None)
@@ -93,7 +93,7 @@ def test_a_run_that_goes_on_from_its_last_value_has_that_value(tmp_path):
 
 
 def test_only_runs_that_ended_ok_shorten_the_time_that_a_run_may_take(tmp_path):
-    command = CommandDefinition("python x.py {seed}", "loss")
+    command = CommandDefinition(command="python x.py {seed}", objective="loss")
     run = trial.CommandRun(command, {}, 0, tmp_path / "trials" / "t0002", 3600.0)
     journal = Journal(run.folder.parent / "t0001")
     journal.start(*cfg.identity(make(command, {}, "test").schema.default()), {}, 3600.0)

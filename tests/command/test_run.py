@@ -22,7 +22,7 @@ FOREVER = "import time, itertools\nfor i in itertools.count():\n print(f'loss: {
 
 def definition(program, **settings):
     words = (sys.executable, "-c", program, "{seed}")
-    return CommandDefinition(words, "loss", **{"grace_s": 0.5, **settings})
+    return CommandDefinition(command=words, objective="loss", **{"grace": 0.5, **settings})
 
 
 def run(folder, program, budget_s=None, **settings):
@@ -125,7 +125,7 @@ def test_colours_are_no_part_of_names_and_numbers(tmp_path):
 
 
 def test_a_program_that_does_not_exist_is_a_failure(tmp_path):
-    command = CommandDefinition(("no-such-program", "{seed}"), "loss")
+    command = CommandDefinition(command=("no-such-program", "{seed}"), objective="loss")
     (end,) = execute(CommandRun(command, {}, 0, tmp_path, 1.0))
     assert end.status == "error"
     assert "no-such-program" in end.reason

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 from tunediff import config as cfg
-from tunediff.command.definition import CommandDefinition, Mode, OutcomeName, default_mode
+from tunediff.command.definition import CommandDefinition, CommandSettings, default_mode
 from tunediff.command.trial import command_line
 from tunediff.config import ConfigError, Systems, of
 from tunediff.core.machine_options import MachineOptions
 from tunediff.core.options import Options, Section, StorageOptions, flag_of, option, words_option
 from tunediff.core.refusals import allow
-from tunediff.experiment.model import Counted, Drawing, RuleOfPairs, RunLimit, Seconds
+from tunediff.experiment.model import Counted, Drawing, RuleOfPairs, RunLimit
 from tunediff.search_space.sections import MOST_FINALISTS, Service
 
 TRACK_HELP = "the service that shows runs: wandb, mlflow, … (docs/how-to/trackers.md)"
@@ -79,41 +79,6 @@ class SearchOptions(SearchSetup, Drawing, RunLimit, JobOptions):
         le=MOST_FINALISTS,
         allowed=f"0 to {MOST_FINALISTS} finalists; 0: none",
     )
-
-
-class CommandSettings(Section):
-    """How a command is run and judged: fields of `CommandDefinition`."""
-
-    objective: str | None = option(
-        None, "the metric that decides, as the command prints it", metavar="NAME"
-    )
-    mode: Mode | None = option(
-        None,
-        "which direction is better (default: min; to be said of names such as accuracy)",
-    )
-    pattern: str | None = option(None, "a regular expression for it, with one group: the number")
-    metrics: str | None = option(
-        None, "a file with it that the command writes, e.g. {folder}/results.json", metavar="FILE"
-    )
-    reduce: str = option("last", "last (default), mean:K, min or max of its values")
-    outcome: OutcomeName = option(
-        "budget",
-        "the value at the budget (default), the final one, or the time until --target (with it)",
-    )
-    clock_from: str | None = option(
-        None, "the clock begins at a line that matches", metavar="PATTERN"
-    )
-    time: str | None = option(
-        None, "the command's own seconds, e.g. train_time:(\\d+)ms", metavar="PATTERN"
-    )
-    grace: Seconds = option(10.0, "from SIGTERM to SIGKILL (default: 10s)", metavar="SECONDS")
-    timeout: Seconds | None = option(
-        None,
-        "seconds of a process after which it has failed (default: ten times the longest so far)",
-        metavar="SECONDS",
-    )
-    shell: bool = option(False, "run the command by a shell")
-    same_seed: bool = option(False, "the command takes no seed, and that is meant")
 
 
 def _commands(value: Any) -> Any:
@@ -232,20 +197,19 @@ def refuse_settings_of_commands(options: Options) -> None:
         )
 
 
-def definition(
-    settings: CommandSettings, target: str | None, command: Command, where: str
-) -> CommandDefinition:
+def definition(options: CompareOptions, command: Command, where: str) -> CommandDefinition:
     """Return a command that has these settings. Raises `ConfigError`."""
-    if settings.objective is None:
+    if options.objective is None:
         raise ConfigError(
             "--objective: is missing; allowed: the name of the metric as the command prints it"
         )
-    values = {name: getattr(settings, name) for name in CommandSettings.model_fields}
-    values |= {"grace_s": values.pop("grace"), "timeout_s": values.pop("timeout")}
-    values["mode"] = settings.mode or default_mode(settings.objective, "--mode")
-    # Where a run goes on to its own end, its target is a matter of the verdict
-    values["target"] = target if settings.outcome == "time" else None
-    found = CommandDefinition(command=command, **values)
+    found = options.part(
+        CommandDefinition,
+        command=command,
+        mode=options.mode or default_mode(options.objective, "--mode"),
+        # Where a run goes on to its own end, its target is a matter of the verdict
+        target=options.target if options.outcome == "time" else None,
+    )
     found.check(where)
     return found
 

@@ -20,11 +20,11 @@ from tunediff.api.calls import Knobs, ProgressKeywords, as_printed, called, fold
 from tunediff.api.display import display_of, lines_of, show_figures
 from tunediff.api.options import (
     Command,
-    CommandSettings,
     SearchOptions,
     refuse_settings_of_commands,
 )
-from tunediff.command.search import DURATIONS, OF_COMMAND, OF_OBJECTIVE
+from tunediff.command.definition import CommandSettings
+from tunediff.command.search import OF_COMMAND, OF_OBJECTIVE
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.errors import NO_SUCCESS, OK, TunediffError
@@ -266,7 +266,7 @@ def search_file(call: SearchCall) -> Path:
     content = {
         "command": call.command if isinstance(call.command, str) else [*(call.command or ())],
         "objective": objective | {key: given[key] for key in OF_OBJECTIVE if key in given},
-        **{key: given[key] for key in (*OF_COMMAND, *DURATIONS) if key in given},
+        **{key: given[key] for key in OF_COMMAND if key in given},
         "budget": {"per_trial": given.get("budget", "60s"), "trials": call.trials or 20},
         "baseline": dict(call.baseline or {}),
         "search": dict(call.search or {}),

@@ -179,7 +179,8 @@ class CommandSide:
 
     def configuration(self, at: str, folder: str | Path, seed: int) -> CommandSystems:
         """Return its configuration, which runs in `folder`; `at`: names it in this process."""
-        definition = dataclasses.replace(self.definition, folder=str(Path(folder).absolute()))
+        place = {"folder": str(Path(folder).absolute())}
+        definition = self.definition.model_copy(update=place)
         config: CommandSystems = make(
             definition, self.parameters, WHERE, at=f"-{at}"
         ).schema.default()
@@ -193,7 +194,7 @@ def of_commands(options: CompareOptions) -> tuple[CommandSide, CommandSide]:
     twice = [name for name, count in counts.items() if count == 2]
     if len(twice) != (not options.equal) or max(counts.values()) > 2:
         if len(commands) == 1:  # a mistyped name is no second value
-            template = definition(options, options.target, commands[0], WHERE).template
+            template = definition(options, commands[0], WHERE).template
             template.check([*set().union(*groups)], WHERE, same_seed=options.same_seed)
         given = ", ".join(f"{count} × {name}" for name, count in counts.items())
         raise ConfigError(
@@ -204,7 +205,7 @@ def of_commands(options: CompareOptions) -> tuple[CommandSide, CommandSide]:
     def side(index: int) -> CommandSide:
         command = commands[min(index, len(commands) - 1)]
         revision = revisions[min(index, len(revisions) - 1)] if revisions else None
-        defined = definition(options, options.target, command, WHERE)
+        defined = definition(options, command, WHERE)
         values = {**groups[0], **groups[min(index, len(groups) - 1)]}
         if len(commands) == 2 and not defined.template.takes_all:
             named = defined.template.parameters

@@ -93,7 +93,7 @@ def _attempt(run: CommandRun, scratch: str, values: int) -> tuple[float, Clocked
         folder=(folder := Path(tempfile.mkdtemp(dir=scratch))),
         enough=values,
         budget_s=_limit_s(run),
-        timeout_s=run.definition.timeout_s,
+        timeout_s=run.definition.timeout,
     )
     notes: list[Note] = []
     *points, end = execute(trial, note=notes.append)

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tunediff.command.clock import CommandClock
 from tunediff.command.metrics import MetricPattern, Reduction
 from tunediff.command.template import CommandTemplate
-from tunediff.config.knobs import ConfigError, nearest
+from tunediff.config.knobs import ConfigError
 from tunediff.core import machine
+from tunediff.core.options import Section, option
 from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import LINE_KEYS
+from tunediff.experiment.model import Mode, Seconds, validated
 
 FILE = "tunediff_command.yaml"
-Mode = Literal["min", "max"]
 OutcomeName = Literal["budget", "final", "time"]
 GAINS = re.compile(
     r"acc[15]?|accuracy|auc|auroc|bandwidth|bleu|dice|elo|f1|fps|hits?|m?iou|kappa|map|mcc|mfu|mrr"
@@ -45,48 +44,56 @@ def default_mode(objective: str, where: str) -> Mode:
     return "min"
 
 
-@dataclasses.dataclass(frozen=True)
-class CommandDefinition:
+class CommandSettings(Section):
+    """How a command is run and judged: what commands and calls have options for."""
+
+    objective: str | None = option(
+        None, "the metric that decides, as the command prints it", metavar="NAME"
+    )
+    mode: Mode | None = option(
+        None,
+        "which direction is better (default: min; to be said of names such as accuracy)",
+    )
+    pattern: str | None = option(None, "a regular expression for it, with one group: the number")
+    metrics: str | None = option(
+        None, "a file with it that the command writes, e.g. {folder}/results.json", metavar="FILE"
+    )
+    reduce: str = option("last", "last (default), mean:K, min or max of its values")
+    outcome: OutcomeName = option(
+        "budget",
+        "the value at the budget (default), the final one, or the time until --target (with it)",
+    )
+    clock_from: str | None = option(
+        None, "the clock begins at a line that matches", metavar="PATTERN"
+    )
+    time: str | None = option(
+        None, "the command's own seconds, e.g. train_time:(\\d+)ms", metavar="PATTERN"
+    )
+    grace: Seconds = option(10.0, "from SIGTERM to SIGKILL (default: 10s)", metavar="SECONDS")
+    timeout: Seconds | None = option(
+        None,
+        "seconds of a process after which it has failed (default: ten times the longest so far)",
+        metavar="SECONDS",
+    )
+    shell: bool = option(False, "run the command by a shell")
+    same_seed: bool = option(False, "the command takes no seed, and that is meant")
+
+
+class CommandDefinition(CommandSettings):
     """A command and how it is judged; made once, kept with its results as `FILE`."""
 
     command: str | tuple[str, ...]
     objective: str
-    """Name of the metric, as the command prints it."""
     mode: Mode = "min"
-    pattern: str | None = None
-    """A regular expression for the objective, with one group around the number."""
-    metrics: str | None = None
-    """A file that the command writes, with `{folder}`: JSON, JSON lines or CSV."""
-    reduce: str = "last"
-    outcome: OutcomeName = "budget"
-    """`budget`: the value when the budget is spent; `final`: when the command ends by itself;
-    `time`: the seconds until the target is met."""
     target: str | None = None
-    clock_from: str | None = None
-    """A regular expression for the line at which the clock begins."""
-    time: str | None = None
-    """A regular expression for the seconds that the command prints itself; `ms` may follow."""
-    grace_s: float = 10.0
-    """Seconds between SIGTERM and SIGKILL."""
-    timeout_s: float | None = None
-    """Seconds of a process after which it has failed; None: ten times the longest one so far."""
+    """What the objective is to reach, where the outcome is the time until then."""
     gpus: int = 0
     """GPUs of a run; 0: it sees all that the machine has."""
-    shell: bool = False
-    same_seed: bool = False
-    """Whether the command needs no seed: its runs are then expected to vary by themselves."""
     folder: str = "."
     """Where the command runs."""
 
     def check(self, where: str) -> None:
         """Raise `ConfigError` for what is not allowed, with the name of the key."""
-        for key, allowed in (("mode", get_args(Mode)), ("outcome", get_args(OutcomeName))):
-            value = getattr(self, key)
-            allow(value in allowed, f"{where}: {key}", value, ", ".join(allowed))
-        grace_fits = math.isfinite(self.grace_s) and self.grace_s >= 0
-        allow(grace_fits, f"{where}: grace", self.grace_s, "seconds")
-        timeout_fits = self.timeout_s is None or 0 < self.timeout_s < math.inf
-        allow(timeout_fits, f"{where}: timeout", self.timeout_s, "seconds")
         if (self.outcome == "time") != (self.target is not None):
             raise ConfigError(
                 f"{where}: target: {self.target!r} is not allowed with outcome: {self.outcome};"
@@ -154,27 +161,12 @@ class CommandDefinition:
     @property
     def lines(self) -> dict[str, Any]:
         """Return what differs from the defaults, as its file has it."""
-        names = [field.name for field in dataclasses.fields(self)]
-        defaults = {field.name: field.default for field in dataclasses.fields(self)}
-        lines = {name: getattr(self, name) for name in names}
-        lines = {name: value for name, value in lines.items() if value != defaults[name]}
-        if not isinstance(self.command, str):
-            lines["command"] = list(self.command)
-        return lines
+        return self.model_dump(mode="json", exclude_defaults=True)
 
     @classmethod
     def of(cls, lines: Mapping[str, Any], where: str) -> CommandDefinition:
         """Return the definition that `lines` describe. Raises `ConfigError`."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        if unknown := sorted(lines.keys() - names):
-            hint = nearest(unknown[0], sorted(names))
-            raise ConfigError(f"{where}: {unknown[0]}: no such key; {hint}")
-        for key in ("command", "objective"):
-            if not lines.get(key):
-                raise ConfigError(f"{where}: {key}: is missing")
-        command = lines["command"]
-        words = command if isinstance(command, str) else tuple(map(str, command))
-        definition = cls(**{**lines, "command": words})
+        definition = validated(cls, lines, where)
         definition.check(where)
         return definition
 

@@ -396,7 +396,7 @@ def execute(
     try:
         for now, line in process.lines():
             if ending is not None:  # what is printed after the budget does not count
-                if now - signalled_at >= definition.grace_s:
+                if now - signalled_at >= definition.grace:
                     process.signal(signal.SIGKILL)
                 continue
             if line is not None:
@@ -410,7 +410,7 @@ def execute(
         ended = signalled_at or time.monotonic()
     finally:
         # A program that was interrupted may have saved its work
-        code = process.finish(definition.grace_s if ending is None else 0.0, reader.read)
+        code = process.finish(definition.grace if ending is None else 0.0, reader.read)
     worktrees.refuse_others(run.folder, Path(definition.folder))
     if ending is None:
         reader.read_file(ended)

@@ -13,15 +13,13 @@ from tunediff.command.definition import CommandDefinition, default_mode
 from tunediff.command.workload import common_type, make
 from tunediff.config import ConfigError, Lines, flatten
 from tunediff.config.knobs import nearest
-from tunediff.search_space import SearchSpace, duration_s
+from tunediff.search_space import SearchSpace
 from tunediff.search_space.sections import SearchFile
 
 OF_OBJECTIVE = ("mode", "pattern", "metrics", "reduce", "target")
 """Fields of a definition that stand under `objective:`, beside its name."""
-OF_COMMAND = ("outcome", "clock_from", "time", "gpus", "shell", "same_seed")
+OF_COMMAND = ("outcome", "clock_from", "time", "grace", "timeout", "gpus", "shell", "same_seed")
 """Fields of a definition that are keys of a search file."""
-DURATIONS = ("grace", "timeout")
-"""Keys of a search file for fields in seconds, which end with `_s`."""
 
 
 def translated(content: Lines, source: str, folder: Path) -> Lines:
@@ -42,13 +40,8 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
     settings |= {key: rest.pop(key) for key in OF_COMMAND if key in rest}
     if "target" in settings:
         settings.setdefault("outcome", "time")
-    for key in DURATIONS:
-        if key in rest:
-            settings[f"{key}_s"] = duration_s(rest.pop(key), f"{source}: {key}")
-    command = rest.pop("command")
-    words = command if isinstance(command, str) else tuple(map(str, command))
-    definition = CommandDefinition(command=words, folder=str(folder.absolute()), **settings)
-    definition.check(source)
+    settings |= {"command": rest.pop("command"), "folder": str(folder.absolute())}
+    definition = CommandDefinition.of(settings, source)
     for key in ("workload", "base"):
         if key in rest:
             raise ConfigError(
@@ -76,7 +69,7 @@ def _taken(lines: Lines, allowed: Collection[str], where: str) -> Lines:
 def _check_keys(rest: Lines, source: str) -> None:
     """Refuse unknown keys of a file, and one that searches nothing. Raises `ConfigError`."""
     common = {field.name for field in dataclasses.fields(SearchFile)} - {"workload", "base"}
-    known = [*OF_COMMAND, "command", *DURATIONS, *sorted(common)]
+    known = [*OF_COMMAND, "command", *sorted(common)]
     for key in rest:
         if key not in known:
             raise ConfigError(f"{source}: {key}: no such key; {nearest(str(key), known)}")

@@ -100,8 +100,8 @@ def run(command: CommandRun, stopped: Callable[[], bool]) -> Iterator[Point | En
 def _timeout_s(run: CommandRun) -> float | None:
     """Return the seconds after which a process has failed: a multiple of the longest run that ended
     ok, its earlier processes included, and of the budget."""
-    if run.definition.timeout_s is not None:
-        return run.definition.timeout_s
+    if run.definition.timeout is not None:
+        return run.definition.timeout
     others = trial_record.read_trials(run.folder.parents[1])
     ends = (other.end for other in others if other.end is not None and other.status == Status.OK)
     longest_s = max((sum(end.seconds.values()) for end in ends), default=0.0)
@@ -166,7 +166,7 @@ class CommandBackend(Backend):
         self, folder: Path, configs: Sequence[CommandSystems], run_devices: Sequence[RunDevice]
     ) -> None:
         """`folder`: of the comparison, whose `configs` run."""
-        self.interrupt_s = MARGIN_S + max(config.definition.grace_s for config in configs)
+        self.interrupt_s = MARGIN_S + max(config.definition.grace for config in configs)
         here, sizes = resources.local(), sorted({config.parallel.workers for config in configs})
         # Whether it has as many GPUs as a command asks for was checked before
         machine = Machine(max(here.cores, here.gpus, sizes[-1]), here.gpus)

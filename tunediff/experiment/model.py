@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator
@@ -25,6 +25,7 @@ from tunediff.core.files import write_text
 from tunediff.core.options import Section, option
 
 FILE = "experiment.yaml"
+S = TypeVar("S", bound=Section)
 Kind = Literal["search", "confirmation", "comparison"]
 Mode = Literal["min", "max"]
 EarlyStopping = Literal["none", "asha"]
@@ -197,11 +198,7 @@ class Experiment(Section):
     @classmethod
     def of(cls, content: Mapping[str, Any], where: str) -> Experiment:
         """Return the experiment of a file's content. Raises `ConfigError`."""
-        try:
-            return cls.model_validate(content)
-        except pydantic.ValidationError as error:
-            lines = dict.fromkeys(_explain(detail, where) for detail in error.errors())
-            raise ConfigError("\n".join(lines)) from None
+        return validated(cls, content, where)
 
     @classmethod
     def read(cls, folder: Path) -> Experiment:
@@ -248,6 +245,15 @@ class Experiment(Section):
         if self.devices > 1:
             lines["at_once"] = self.devices
         return {key: value for key, value in lines.items() if value is not None}
+
+
+def validated(kind: type[S], content: Mapping[str, Any], where: str) -> S:
+    """Return the section that has a file's content. Raises `ConfigError`."""
+    try:
+        return kind.model_validate(content)
+    except pydantic.ValidationError as error:
+        lines = dict.fromkeys(_explain(detail, where) for detail in error.errors())
+        raise ConfigError("\n".join(lines)) from None
 
 
 def kind_of(folder: Path) -> str | None:
