@@ -6,8 +6,8 @@ A and B: a configuration file such as an exported best.yaml, digits or cifar10, 
 goes on top of it. Without B it is A with what stands behind it: `compare mine.py lr=3e-4`. Both run
 once on each of several seeds, which decide initial weights, order of the data and everything drawn,
 one run at a time, until the difference is larger than the noise, or no number of pairs that is
-allowed would tell it. The test allows for every look: B is wrongly called better, or worse, in at
-most 2.5 % of comparisons each.
+allowed would tell it. The test allows for every analysis: B is wrongly called better, or worse, in
+at most 2.5 % of comparisons each.
 
 Any command can be compared too:
 

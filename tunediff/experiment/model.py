@@ -153,7 +153,7 @@ class RuleOfPairs(Section):
     one_sided: bool = option(
         False, "all of it for «better»: B is never called worse, and found sooner"
     )
-    fixed: bool = option(False, "one look, after all --pairs: Student's t-test")
+    fixed: bool = option(False, "one analysis, after all --pairs: Student's t-test")
     equal: bool = option(
         False, "A against itself, B on other seeds: a trial of the comparison, to find nothing"
     )
