@@ -63,7 +63,6 @@ def _guarded(command: Command, argv: Sequence[str] | None) -> int:
     if sys.stdout is None:  # `>&-`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     machine.limit_spinning()
-    users.announces = True
     if early := signal.getsignal(signal.SIGINT) is signals.end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -18,14 +18,10 @@ from unittest import mock
 from tunediff.config import copies, modules
 from tunediff.config.knobs import ConfigError, refuse
 from tunediff.core.errors import TunediffError
-from tunediff.core.files import CODE
 from tunediff.core.text import shown, truncate
 
 _roots: list[Path] = []
 """Folders of the files that were imported."""
-announces = False
-"""Whether to name on stderr a workload file inside the folder of a search, a training or an export
-before it is run. Commands do, for a user who may have wanted only to read results."""
 
 
 class WorkloadError(TunediffError, RuntimeError):
@@ -193,8 +189,6 @@ def _is_import_of(done: Code, code: Code) -> bool:
 def _import(code: Code) -> _Import:
     """Import a file anew. Raises `ConfigError` for any error or exit of the user's code."""
     _check_name(code)
-    if announces and CODE in code.file.parts:
-        print(f"runs {shown(code.file)}", file=sys.stderr)
     _put_first(code)
     try:
         with mock.patch.object(sys, "argv", [str(code.file)]):  # as of a script without any

@@ -1,4 +1,7 @@
-"""Whether the fused norm computes here: it agrees with torch, and is faster."""
+"""Whether the fused norm computes here: where it agrees with torch.
+
+Its speed is not measured: which of two is faster by a little would differ from run to run.
+"""
 
 from __future__ import annotations
 
@@ -8,50 +11,11 @@ import logging
 import torch
 import torch.nn.functional as F
 
-from tunediff.training.hardware import call_seconds
 from tunediff.workloads.diffusion.fused_norm import norm_silu
 
 log = logging.getLogger(__name__)
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
 """Largest difference from operations of torch, as a share of their largest value."""
-NHWC_KERNELS = "2.14"
-"""Version of torch from which its GroupNorm has kernels for NHWC."""
-
-
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-@functools.cache
-def is_faster(device: torch.device, dtype: torch.dtype) -> bool:
-    """Return whether the operation works here, faster than torch's NHWC kernels."""
-    has_kernels = torch.torch_version.TorchVersion(torch.__version__) >= NHWC_KERNELS
-    return works(device, dtype) and (not has_kernels or gain(device, dtype) > 1)
-
-
-@torch.inference_mode(False)
-@torch.enable_grad()
-def gain(device: torch.device, dtype: torch.dtype) -> float:
-    """Return how many times as fast the operation is as torch, forwards and backwards.
-
-    On a GPU on 128 feature maps of 256 channels and 32×32 pixels, which take longer than starting
-    the kernels. Torch computes under autocast, as in a network.
-    """
-    cuda = device.type == "cuda"
-    n, c, side, groups = (128, 256, 32, 32) if cuda else (2, 64, 8, 32)
-    x = torch.ones(n, c, side, side, device=device, dtype=dtype)
-    x = x.contiguous(memory_format=torch.channels_last).requires_grad_()
-    added, weight = torch.ones(n, c, device=device), torch.ones(c, device=device)
-
-    def fused() -> None:
-        y = norm_silu(x, added, weight, weight, groups, 1e-5)
-        torch.autograd.grad(y, x, x.detach())
-
-    def plain() -> None:
-        with torch.autocast(device.type, dtype, enabled=dtype in (torch.bfloat16, torch.float16)):
-            y = F.silu(F.group_norm(x + added[:, :, None, None].to(dtype), groups, weight, weight))
-        torch.autograd.grad(y.to(dtype), x, x.detach())
-
-    seconds = [[call_seconds(call, device) for call in (fused, plain)] for _ in range(8)]
-    ours, theirs = (min(times[1:]) for times in zip(*seconds, strict=True))  # the first compiles
-    return float(theirs / ours)
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]

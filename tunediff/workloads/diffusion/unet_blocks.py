@@ -61,7 +61,7 @@ class NormSiLU(nn.GroupNorm):
 def fused_norm(x: Tensor) -> Any:
     """Return the module that computes GroupNorm and SiLU of this feature map in one operation.
 
-    None: operations of torch compute it. On a GPU, in NHWC, with Triton, if torch is not faster.
+    None: operations of torch compute it. On a GPU, in NHWC, with Triton, where it agrees with torch.
     """
     if not x.is_cuda or x.numel() >= 2**31 or x.is_contiguous():
         return None
@@ -71,7 +71,7 @@ def fused_norm(x: Tensor) -> Any:
         from tunediff.workloads.diffusion import fused_norm, fused_norm_check
     except ImportError:
         return None
-    return fused_norm if fused_norm_check.is_faster(x.device, x.dtype) else None
+    return fused_norm if fused_norm_check.works(x.device, x.dtype) else None
 
 
 class ResidualBlock(nn.Module):
