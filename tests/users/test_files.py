@@ -5,7 +5,6 @@ import importlib
 import json
 import os
 import pickle
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -141,7 +140,7 @@ def test_train_takes_the_mended_file_after_a_first_try_that_failed(mine, in_this
     assert "holds a training of another configuration" in capsys.readouterr().err
     mine.write_text(PLAIN)
     assert train.main([*words, "loader.batch_size=4"]) == 2
-    assert "(loader.batch_size=16; asked: loader.batch_size=4); choose" in capsys.readouterr().err
+    assert "loader.batch_size=4" in capsys.readouterr().err
     assert (mine.parent / "out/workload/mine.py").read_text() == PLAIN
 
 
@@ -324,7 +323,7 @@ def test_plan_of_a_file_follows_its_check(mine, check_says, capsys, option):
     out, err = capsys.readouterr()
     assert "an odd loader" in err
     assert "search: mine.py (" in out
-    assert "× 3s per trial, as timed on this machine" in out
+    assert "evaluation: about 1m36s" in out, "two points of each of 16 trials, by the check's seconds"
     assert "parameters: 99" in out
     assert "  width: " in out
     assert "  loader.batch_size: " in out
@@ -441,7 +440,9 @@ def test_a_section_of_ones_own_with_the_name_of_ours_may_train_without_an_end(tm
     )
     own.write_text(text.replace("    dropout: float = 0.0\n", "    dropout: float = 0.0\n    optimizer: Own = Own()\n"))
     assert train_run.prepare(TrainOptions(config=own, out=tmp_path / "run")).budget.open_ended
-    with pytest.raises(cfg.ConfigError, match="optimizer.decay: 'cosine' is not allowed without --budget or --samples"):
+    with pytest.raises(
+        cfg.ConfigError, match="optimizer.decay: 'cosine' is not allowed; allowed: constant without --budget"
+    ):
         train_run.prepare(TrainOptions(config=Path("digits"), words=["optimizer.decay=cosine"], out=tmp_path / "run"))
 
 

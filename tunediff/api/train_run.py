@@ -219,7 +219,7 @@ def _held(request: TrainRequest) -> record.TrialRecord | None:
     # What is learned does not depend on how workers share it
     learned = {name for name in differs if not name.startswith("parallel.")}
     if learned or (not differs and trial.fingerprint != cfg.fingerprint(config)):
-        changed = text.knobs(differs) or f"{cfg.of(config).title} has changed"
+        changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
         raise ConfigError(
             f"--out: {where} holds a training of another configuration (asked: {changed}); choose"
             " another --name or --out"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -57,15 +56,6 @@ def synchronize(device: torch.device) -> None:
     """Synchronize a GPU: wait for what was queued."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-
-
-def call_seconds(make: Callable[[], None], device: torch.device) -> float:
-    """Return the seconds of a call, with all that it makes a GPU do."""
-    synchronize(device)
-    began = time.perf_counter()
-    make()
-    synchronize(device)
-    return time.perf_counter() - began
 
 
 # ---- other processes
