@@ -11,14 +11,11 @@ import torch
 
 from tests.helpers import CPU, TINY, tiny
 from tests.profiling.conftest import PHASES
-from tests.test_models import SPACE
 from tests.users import plain
-from tunediff import analysis, profile, search_space
 from tunediff import config as cfg
+from tunediff import profile
 from tunediff.core import environment
-from tunediff.core import trial_record as record
 from tunediff.core.trial_record import NotFiniteError
-from tunediff.export import provenance
 from tunediff.profiling import run as profiling_run
 from tunediff.profiling import trace
 from tunediff.profiling.measure import Bench
@@ -88,20 +85,6 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch, in_this_process):
     assert "report: here/profile.md\n" in out
     assert out.splitlines()[-1] == "trace: here/trace.json.gz (open it at ui.perfetto.dev)"
     assert re.search(r"^\[ *(\d+m)?\d+s\] the loader alone, and a trace of 2 steps$", err, re.M)
-
-
-def test_profile_of_an_export(tmp_path, capsys, quick):
-    """What `export` writes: provenance in comments, then the whole configuration."""
-    trial = record.TrialRecord("t0003", 3, cfg.flat(tiny()), {}, "f")
-    found = analysis.Results(tmp_path / "night", search_space.parse(SPACE, "night.yaml"), [trial])
-    (tmp_path / "best.yaml").write_text(cfg.dump(tiny(), provenance(found, trial, tmp_path / "best.yaml")))
-    assert profile.main(["--config", "best.yaml", "loader.resident=true"]) == 0
-    out = capsys.readouterr().out
-    found = json.loads((tmp_path / "ray_results" / "profile-best" / "profile.json").read_text())
-    assert found["name"] == "best"
-    assert found["config"] == cfg.flat(tiny(loader__resident=True))
-    assert found["loader_samples_per_s"] is None
-    assert "the loader" not in out
 
 
 def test_options_of_a_profile(capsys, quick):

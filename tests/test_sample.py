@@ -1,7 +1,5 @@
 """The sample command: which images, in what files, and what it refuses."""
 
-import contextlib
-import os
 import shutil
 from pathlib import Path
 
@@ -11,10 +9,9 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from tests.helpers import pair, tiny
+from tests.helpers import tiny
 from tests.test_models import network, run_folder
 from tunediff import evaluate, sample
-from tunediff.core import progress
 from tunediff.evaluation.generation import ImageNoise
 from tunediff.workloads.diffusion.process import Diffusion
 
@@ -79,25 +76,6 @@ def test_images_do_not_depend_on_the_batch_size(run, capsys, tmp_path):
     assert_same(images, in_folder(tmp_path / "new" / "folder"))
 
 
-@pytest.mark.nightly
-def test_ranks_share_the_images(run, tmp_path):
-    pair(_rank, "two.png")
-    pair(_rank, "two")
-    spoken = [(tmp_path / f"out{rank}").read_text().count("images: 10") for rank in range(2)]
-    assert spoken == [2, 0], "one rank speaks, once per command"
-    sheet = np.asarray(Image.open("two.png"))
-    assert_same(sheet[2 + 34 : 34 + 34, 2 : 2 + 32][::4, ::4, None], expected(9)[8])
-    assert_same(expected(10), in_folder("two"))
-
-
-def _rank(rank, port, out):
-    """One of two processes as torchrun starts them."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # one GPU is no place for two ranks
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    with open(f"out{rank}", "a") as said, contextlib.redirect_stdout(said):
-        assert sample.main(["small", "--images", "10", "--batch-size", "2", "--out", out]) == 0
-
-
 @pytest.mark.parametrize(
     ("words", "how", "text"),
     [
@@ -134,18 +112,6 @@ def test_a_model_that_gives_no_images_fails(run, capsys):
     assert sample.main(["small", "--images", "2"]) == 1
     assert "error: non-finite values in generated images 0…1" in capsys.readouterr().err
     assert not list(run.glob("*.png"))
-
-
-@pytest.mark.parametrize("soon", [1000.0, 0.0])
-def test_progress_is_told_of_what_takes_long(run, capsys, monkeypatch, soon):
-    for name in ("FIRST_S", "EVERY_S"):
-        monkeypatch.setattr(progress, name, soon)
-    sample.main(["small", "--images", "4", "--batch-size", "2"])
-    if soon:
-        assert capsys.readouterr().err == "", "nothing to say of what is quick"
-        return
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[-1].startswith("sampling: 99 of 100 steps, about 0s left")
 
 
 @pytest.mark.parametrize("command", [evaluate, sample])

@@ -283,29 +283,6 @@ def test_amp_is_for_training_alone():
     assert set(kinds) == {("train", torch.bfloat16), ("judge", torch.float32)}, modules
 
 
-class Swapped(LateAverage):
-    """Judges its average, and ends with it."""
-
-    def on_validation_start(self, trainer, module):
-        self.learned = [weight.detach().clone() for weight in module.parameters()]
-        self.put(module, self.average)
-
-    def on_validation_end(self, trainer, module):
-        self.put(module, self.learned)
-
-    def on_train_end(self, trainer, module):
-        self.put(module, self.average)
-
-    def put(self, module, weights):
-        for weight, value in zip(module.parameters(), weights, strict=True):
-            weight.data.copy_(value)
-
-
-@pytest.mark.parametrize("average", [None, pl.callbacks.EMAWeightAveraging, Swapped])
-def test_the_check_before_a_search_accepts_it(average):
-    assert checked(callback=average)["warnings"] == []
-
-
 def of_a_rank(world):
     modules = []
     outcome = trained(modules, world=world, given=config(**{"parallel.workers": 2, "loader.accumulation": 1}))

@@ -212,7 +212,7 @@ class S3:
 
     scheme = "s3"
 
-    def __init__(self, monkeypatch, folder, port):
+    def __init__(self, monkeypatch, port):
         pytest.importorskip("s3fs")
         self.moto, boto3, self.port = pytest.importorskip("moto.server"), pytest.importorskip("boto3"), port
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
@@ -230,32 +230,14 @@ class S3:
         self.server.stop()
 
 
-class Gs(S3):
-    """An emulator of Google Cloud Storage."""
-
-    scheme = "gs"
-
-    def __init__(self, monkeypatch, folder, port):
-        pytest.importorskip("gcsfs")
-        self.emulator, self.port, self.folder = pytest.importorskip("gcp_storage_emulator.server"), port, folder
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", f"http://127.0.0.1:{port}")
-        monkeypatch.setenv("GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT", "false")  # asks for the kind of a bucket
-        self.start()
-
-    def start(self):
-        where = {"data_dir": str(self.folder / "gs"), "default_bucket": "bucket"}
-        self.server = self.emulator.create_server("127.0.0.1", self.port, **where)
-        self.server.start()
-
-
-@pytest.fixture(params=[S3, Gs])
-def service(request, monkeypatch, tmp_path):
+@pytest.fixture
+def service(monkeypatch, tmp_path):
     """A service with a bucket that lives in this process."""
     monkeypatch.chdir(tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = request.param(monkeypatch, tmp_path, port)
+    server = S3(monkeypatch, port)
     fsspec.get_filesystem_class(server.scheme).clear_instance_cache()  # they keep the address of an earlier one
     yield server
     server.stop()

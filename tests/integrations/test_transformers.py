@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.helpers import Told, assert_equal, check_here, ranks, shipped_toy, toy, train, weights
+from tests.helpers import Told, assert_equal, ranks, shipped_toy, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, network
 from tunediff import config as cfg
 from tunediff.config import Metric
@@ -164,16 +164,6 @@ def test_what_a_class_sets_by_itself_and_what_the_budget_replaces_is_off(caplog)
     assert "bf16=True (precision.amp)" in said
     assert "auto_find_batch_size=True (loader.batch_size)" in said
     assert "EarlyStoppingCallback is off" in said
-
-
-def test_the_check_before_a_search_accepts_it():
-    def body(trial):
-        args = transformers.TrainingArguments("out", max_steps=STEPS, label_names=["targets"])
-        fit(trial, args, model_init=Model, train_dataset=DATA, eval_dataset=DATA)
-
-    with mock.patch.object(cfg.of(config()).code, "train", body):
-        report = check_here(config())
-    assert report["warnings"] == []
 
 
 def of_a_rank(world):
