@@ -100,8 +100,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
         sys.stdout, terminal = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
         try:
             share = functools.partial(resources.share, space)
-            warm, quiet = experiment.warm(space), lambda _: None
-            workers = connection.workers(folder, share, None, warm, quiet)
+            workers = connection.workers(folder, share, None, lambda _: None)
             with alone(folder), sessions.noted(folder), workers as slots:
                 listeners = Listeners()
                 with listeners.with_listeners(console):

@@ -206,7 +206,7 @@ def backend(backend_is):
     backend.ends = {}
 
     @contextlib.contextmanager
-    def one_by_one(folder, share, address, greet, configs, run_devices=()):
+    def one_by_one(folder, share, address, greet, workloads, run_devices):
         backend.devices = Pool(share(resources.local()))
         greet(None)
         yield backend

@@ -229,6 +229,6 @@ def test_sigterm_interrupts_although_ray_has_a_handler_of_its_own(tmp_path, monk
     share = functools.partial(resources.share, loaded)
     ends = lambda _: os.kill(os.getpid(), signal.SIGTERM)  # noqa: E731
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), connection.workers(tmp_path / "night", share, None, None, ends):
+    with pytest.raises(KeyboardInterrupt), connection.workers(tmp_path / "night", share, None, ends):
         pass
     assert signal.getsignal(signal.SIGTERM) == before

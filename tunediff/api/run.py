@@ -149,12 +149,12 @@ def _search(
                 sessions.noted(folder, options.command_line("search", SearchOptions))
             )
         shown = session.enter_context(display(folder, space, planned=planned))
-        where = (folder, share, options.address)
-        trains = (shown.greet, [space.baseline], space.evaluates)
         opened: contextlib.AbstractContextManager[Backend] = (
             _confirming_backend(folder, left[1], options, share, shown.greet)
             if searched and left is not None
-            else connection.workers(*where, experiment.warm(space), *trains, templates)
+            else connection.workers(
+                folder, share, options.address, shown.greet, templates, space.workload.name
+            )
         )
         devices = stack.enter_context(contextlib.ExitStack())
         backend = devices.enter_context(opened)
@@ -173,7 +173,7 @@ def _search(
                 devices.close()  # Ray's workers leave them to processes of this command
                 again = _confirming_backend(folder, left[1], options, share, lambda dashboard: None)
                 backend = devices.enter_context(again)
-            _confirm(analysis.read(folder), *left, is_here, backend, display, listeners)
+            _confirm(analysis.read(folder), *left, backend, display, listeners)
         elif not why and space.finalists and space.budget.total_s is not None:
             shown.say(_no_time(folder, space))
 
@@ -186,14 +186,13 @@ def _confirming_backend(
     all equal devices of this machine."""
     if run_devices := confirming.run_devices(space, options.address):
         share = at_once.divided_among(run_devices, functools.partial(resources.share, space))
-    configs, evaluates = [space.baseline], space.evaluates
     return connection.one_by_one(
-        folder, share, options.address, greet, configs, evaluates, run_devices
+        folder, share, options.address, greet, [space.workload.name], run_devices
     )
 
 
 def _confirm(
-    results: Results, place: Path, space: SearchSpace, is_here: bool, backend: Backend,
+    results: Results, place: Path, space: SearchSpace, backend: Backend,
     display: Display, listeners: Listeners,
 ) -> None:  # fmt: skip
     """Run finalists and baseline on new seeds until it is decided."""
@@ -201,8 +200,6 @@ def _confirm(
     with display(place, space) as shown, listeners.with_listeners(shown):
         listeners.speak_through(shown.say)
         log_exceptions("what is confirmed", _announce, shown)
-        if (why := confirming.of_finalists(results, is_here)[1]) and space.at_once == 1:
-            shown.say(f"one confirming run at a time: {why}")
         tell = functools.partial(_tell, shown)
         confirming.run(results, place, space, backend, listeners, tell)
         if not confirming.over(results, place):
@@ -336,8 +333,8 @@ def _backend(comparison: Comparison, options: CompareOptions, say: Say) -> Itera
 
     share = at_once.divided_among(run_devices, divided)
     with connection.one_by_one(
-        comparison.folder, share, options.address, greet, comparison.configs,
-        run_devices=run_devices,
+        comparison.folder, share, options.address, greet,
+        [config.schema.workload for config in comparison.configs], run_devices,
     ) as backend:  # fmt: skip
         yield backend
 

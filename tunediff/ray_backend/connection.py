@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tunediff.config import ConfigError, Systems
+from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.errors import FAILED
 from tunediff.core.files import private_temporary
@@ -259,25 +259,22 @@ def workers(
     folder: Path,
     share: Callable[..., resources.ResourcePartition],
     address: str | None,
-    warm: Systems | None,
     greet: Callable[[str | None], None],
-    configs: Sequence[Systems] = (),
-    evaluates: bool = True,
     templates: Templates | None = None,
+    workload: str = "",
 ) -> Iterator[RayBackend]:
     """Yield Ray's backend for what runs in `folder`.
 
     `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines;
-    `warm`: what the first trials train, whose template is prepared at once; every node of a cluster
-    checks the files of `configs`; `templates`: which the workers of this machine use, prepared
-    while Ray starts. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and
+    `templates`: which the workers of this machine use; that of `workload` is prepared while Ray
+    starts. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and
     `ConfigError` before anything starts.
     """
     local_partition = share(resources.local()) if address is None else None
     shared = templates.shared if templates is not None and address is None else None
-    if templates is not None and warm is not None and shared is not None:
+    if templates is not None and shared is not None:
         with contextlib.suppress(TemplateError):  # the worker says it
-            templates.prepare(warm.schema.workload)
+            templates.prepare(workload)
     with terminable(), cluster(address) as context, terminable():  # Ray sets a handler of its own
         from tunediff.ray_backend import backend  # imports Ray, which takes seconds
         from tunediff.ray_backend import cluster as ray_cluster
@@ -297,20 +294,18 @@ def one_by_one(
     share: Callable[..., resources.ResourcePartition],
     address: str | None,
     greet: Callable[[str | None], None],
-    configs: Sequence[Systems],
-    evaluates: bool = True,
+    workloads: Sequence[str],
     run_devices: Sequence[RunDevice] = (),
 ) -> Iterator[Backend]:
-    """Yield the backend for runs of these configurations, one at a time or on `run_devices`: on
+    """Yield the backend for runs of these workloads, one at a time or on `run_devices`: on
     this machine without Ray, or on the cluster at `address` as `workers` does."""
     if address is not None:
-        with workers(folder, share, address, None, greet, configs, evaluates) as of_cluster:
+        with workers(folder, share, address, greet) as of_cluster:
             yield of_cluster
         return
 
-    partition = share(resources.local())
-    names = dict.fromkeys(config.schema.workload for config in configs)
-    with terminable(), local.opened(folder, partition, list(names), run_devices) as backend:
+    partition, workloads = share(resources.local()), [*dict.fromkeys(workloads)]
+    with terminable(), local.opened(folder, partition, workloads, run_devices) as backend:
         log_exceptions("the start", greet, None)
         yield backend
 

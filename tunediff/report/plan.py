@@ -33,9 +33,7 @@ def values(
     """
     machine, sizes, budget = resources.local(), resources.world_sizes(space), space.budget
     share = resources.share(space, machine)
-    confirms = {
-        "confirming_at_once": confirming.runs_at_once(space, max(sizes), on_this_machine)[0]
-    }
+    confirms = {"confirming_at_once": confirming.runs_at_once(space, max(sizes), on_this_machine)}
     cost = evaluating.Cost.of(space, {**measured, **confirms})
     spent, points = cost.parts(share.least), search_space.size(space)
     unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []

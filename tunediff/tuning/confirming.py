@@ -29,29 +29,22 @@ from tunediff.tuning.trial_spec import TrialSpec
 def runs_at_once(
     space: SearchSpace, workers: int, is_here: bool,
     find_devices: Callable[[], list[RunDevice]] = at_once.run_devices,
-) -> tuple[int, str]:  # fmt: skip
-    """Return how many confirming runs are at the same time, and why only one if more are asked.
+) -> int:  # fmt: skip
+    """Return how many confirming runs are at the same time.
 
     `workers`: the most of a run; `is_here`: on this machine, with the devices of `find_devices`.
     """
     parallel = space.confirm.parallel if space.confirm is not None else False
-    if parallel is False:
-        return 1, ""
-    devices, why = list[RunDevice](), "they run on a cluster"
-    if workers > 1:
-        why = f"a run needs {workers} devices (parallel.workers)"
-    elif is_here:
-        try:
-            devices = find_devices()
-        except ConfigError as error:
-            why = str(error)
-    by_default = parallel is None
-    if not devices or (by_default and (devices[0].gpu is None)):
-        return 1, "" if by_default else why
-    return len(devices), ""
+    if parallel is False or workers > 1 or not is_here:
+        return 1
+    try:
+        devices = find_devices()
+    except ConfigError:
+        return 1
+    return 1 if parallel is None and devices[0].gpu is None else len(devices)
 
 
-def of_finalists(results: Results, is_here: bool) -> tuple[int, str]:
+def of_finalists(results: Results, is_here: bool) -> int:
     """Return what `runs_at_once` does for the finalists and the baseline of a search."""
     space = results.space
     finalists = noise.finalists(results, space.confirm.of) if space.confirm is not None else []
@@ -87,7 +80,7 @@ def prepare(results: Results, is_here: bool = True) -> tuple[Path, SearchSpace] 
     folder = results.folder / confirming_runs.folder_name(number)
     seed = results.space.baseline.seed + number * SEED_OFFSET
     content |= {"base": "baseline.yaml", "fixed": {"seed": seed}}
-    if (count := of_finalists(results, is_here)[0]) > 1:
+    if (count := of_finalists(results, is_here)) > 1:
         content["at_once"] = count
     space = spaces.parse(content, f"{results.folder.name}: {folder.name}", results.folder)
     level = confirming_runs.level(folder)
@@ -99,27 +92,21 @@ def pending(
 ) -> tuple[Path, SearchSpace] | None:
     """Return folder and space of the confirming runs that are left to run; None: there are none.
 
-    See `prepare` and `left`.
+    See `prepare`. Runs are left where a round fits into `budget: total`, also those that failed for
+    an outside reason, unless it is decided without them.
     """
     results = analysis.read(folder)
     prepared = prepare(results, is_here) if space.confirm is not None else None
-    return prepared if prepared is not None and left(results, *prepared) else None
-
-
-def left(results: Results, folder: Path, space: SearchSpace) -> bool:
-    """Return whether runs in `folder` are left and a round fits into `budget: total`.
-
-    Runs that failed for an outside reason are left too, unless it is decided without them.
-    """
-    runs = analysis.read(folder)
-    if runs.trials:
+    if prepared is None:
+        return None
+    if (runs := analysis.read(prepared[0])).trials:
         confirmed = confirming_runs.confirm(results, runs)
         is_decided = confirmed.analysis.ended and not confirmed.challengers_failed
         if is_decided or (
             confirmed.ended and confirming_runs.confirm(results, _without_lost(runs)).ended
         ):
-            return False
-    return has_time(results, folder, space)
+            return None
+    return prepared if has_time(results, *prepared) else None
 
 
 def _without_lost(runs: Results) -> Results:

@@ -22,7 +22,7 @@ from typing import Any
 from tunediff import analysis
 from tunediff import config as cfg
 from tunediff import search_space as spaces
-from tunediff.config import ConfigError, Systems, Values
+from tunediff.config import ConfigError, Values
 from tunediff.core import machine_options, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
@@ -223,8 +223,3 @@ def out_of_time(folder: Path, space: SearchSpace) -> bool:
     if not records or not all(trial.finished for trial in records):
         return False
     return time_is_up(space, durations(records), all_spent_s(folder))
-
-
-def warm(space: SearchSpace) -> Systems | None:
-    """Return the configuration to start workers for early; None: it needs many devices."""
-    return None if space.baseline.parallel.together else space.baseline
