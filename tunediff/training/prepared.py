@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import importlib
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
-import pickle
 import random
 import subprocess
 import sys
@@ -143,10 +141,10 @@ def _has_started_cuda() -> bool:
 
 def before_run(job: Mapping[str, Any]) -> None:
     """Read the data of a run, whose memory all runs share, and start the server that all loader
-    processes are forked from. `job`: `config`, pickled and in base64, and `loads_in_processes`."""
-    config = pickle.loads(base64.b64decode(job["config"]))
-    if isinstance(data := getattr(config.knobs, "data", None), Data):
-        images.load(data)
+    processes are forked from. `job`: `images`, the section `data` of a set of images, and
+    `loads_in_processes`."""
+    if job["images"] is not None:
+        images.load(Data(**job["images"]))
     if job["loads_in_processes"]:
         loader.use_fork_server()
         multiprocessing.forkserver.ensure_running()

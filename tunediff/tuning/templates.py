@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import base64
 import contextlib
 import logging
 import os
@@ -96,8 +95,7 @@ class Templates:
         with why the run says nothing about the trial, such as that it was killed.
         """
         template = self.ready(job.workload)
-        config = base64.b64encode(job.pickled).decode()
-        needs = {"config": config, "loads_in_processes": job.loads_in_processes}
+        needs = {"images": job.images, "loads_in_processes": job.loads_in_processes}
         afresh = template.unsafe and f"{template.unsafe}; prepared in {template.prepared_s:.1f} s"
         if afresh and job.workload not in self._named:
             self._named.add(job.workload)

@@ -18,6 +18,7 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING
 from tunediff.core.target import Target
 from tunediff.core.trial_record import Role
+from tunediff.data.knobs import Data
 from tunediff.search_space import SearchBudget, SearchSpace
 from tunediff.tuning.resources import Allocation, Placement
 
@@ -58,6 +59,9 @@ class TrialSpec:
     """Points of its curve."""
     loads_in_processes: bool = False
     """Whether it has loader processes."""
+    images: Values | None = None
+    """The section `data` of a set of images, which is read before the process of a run is forked;
+    None: the workload has none."""
     budget: Budget
     unit: UnitName = "wall"
     """Unit of the search's budgets; `budget` is in training seconds."""
@@ -99,6 +103,7 @@ class TrialSpec:
         **settings: Any,
     ) -> TrialSpec:
         """Return the trial of a validated configuration; `settings`: further fields."""
+        data = getattr(config.knobs, "data", None)
         return cls(
             name=name,
             folder=experiment / "trials" / name,
@@ -107,6 +112,7 @@ class TrialSpec:
             workload=config.schema.workload,
             points=config.evaluation.points,
             loads_in_processes=config.loader.workers > 0,
+            images=dataclasses.asdict(data) if isinstance(data, Data) else None,
             budget=budget.of(config.devices) if budget.per_trial_s else ITS_OWN_END,
             unit=budget.unit,
             deadline_s=budget.trial_deadline_s,
