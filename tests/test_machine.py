@@ -1,12 +1,12 @@
 """What a process may use of its machine: quotas of cgroups, affinity, visible devices, and a part by option."""
 
 import json
-import math
 import os
 import subprocess
 import sys
 from unittest import mock
 
+import joblib
 import pytest
 
 from tunediff import compare, search
@@ -28,11 +28,8 @@ def has(tmp_path, monkeypatch):
     machine.cards.cache_clear()  # they are listed once in a process
     monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    for owner, name, value in (
-        (machine, "DEVICES", tmp_path), (machine, "quota", lambda: math.inf),
-        (os, "sched_getaffinity", lambda pid: set(range(8))),
-    ):  # fmt: skip
-        monkeypatch.setattr(owner, name, value)
+    monkeypatch.setattr(machine, "DEVICES", tmp_path)
+    monkeypatch.setattr(joblib, "cpu_count", lambda: 8)
     yield make
     machine.cards.cache_clear()
 
@@ -78,39 +75,6 @@ def test_a_search_says_which_formats_will_be_slow(tmp_path, monkeypatch, capsys,
     assert search.main(["mine.yaml", "--dry-run"]) == 0
     told = capsys.readouterr().err
     assert [name for name in ("bf16", "fp16") if f"precision.amp={name}: this CPU has no units" in told] == said
-
-
-@pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({}, math.inf),
-        ({"cpu.max": "max 100000\n"}, math.inf),
-        ({"cpu.max": "250000 100000\n"}, 2.5),
-        ({"cpu.max": "torn"}, math.inf),
-        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, math.inf),
-        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 1.5),
-    ],
-)
-def test_the_quota_of_cgroups(tmp_path, files, expected):
-    (tmp_path / "cpu").mkdir()
-    for name, text in files.items():
-        (tmp_path / name).write_text(text)
-    assert machine.quota(tmp_path) == expected
-
-
-@pytest.mark.parametrize(
-    ("affinity", "quota", "part", "expected"),
-    [
-        (8, math.inf, None, 8),
-        (8, 2.5, None, 2),
-        (2, 4.0, None, 2),
-        (8, 0.5, None, 1),
-        (8, 4.0, "3", 3),
-        (2, 4.0, "3", 2),
-    ],
-)
-def test_cores_are_what_affinity_quota_and_option_leave(affinity, quota, part, expected):
-    assert machine.cores_of(affinity, quota, {machine.PART: part} if part else {}) == expected
 
 
 # ------------------------------------------------------------------------------------- GPUs without files or nvidia-smi

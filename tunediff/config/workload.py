@@ -220,7 +220,7 @@ class Commands:
     workload: Callable[[Path, str], Workload]
     """Returns the workload of a command's definition; where it is named, for errors."""
     search_file: Callable[[Lines, str, Path], Lines]
-    """Returns the search file of a workload that is the `command:` of one; its name; where to run."""
+    """Returns the search file of a workload for one with `command:`, its name, where it runs."""
     run: Callable[..., Iterator[Any]]
     """Runs a trial: yields its points and its end; see `command/trial.py`."""
 

@@ -91,7 +91,7 @@ class Journal:
 
     def end(self, end: End) -> None:
         """Write that the trial has ended."""
-        self.write("end", **end.line)
+        self.write("end", **vars(end))
 
     def end_trial(self, end: End) -> None:
         """Write the end of a trial; it will not run again, so its checkpoint goes.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
 import os
 import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 from tunediff.core.errors import ConfigError
@@ -35,13 +33,10 @@ def limit_spinning() -> None:
 
 def cores() -> int:
     """Return the cores this process may use: by affinity, quota of cgroups, and `--cpus`."""
-    return cores_of(_affinity(), quota(), os.environ)
+    from joblib import cpu_count  # takes a tenth of a second to import
 
-
-def cores_of(affinity: int, allowed: float, environ: Mapping[str, str]) -> int:
-    """Return the usable cores, at least 1, of `affinity` cores and a quota (2.5 gives 2)."""
-    part = environ.get(PART, "")
-    return max(1, math.floor(min(affinity, allowed, int(part) if part.isdigit() else math.inf)))
+    part, present = os.environ.get(PART, ""), int(cpu_count())
+    return min(present, int(part)) if part.isdigit() else present
 
 
 def threads() -> int | None:
@@ -56,25 +51,6 @@ def threads() -> int | None:
     if not by_us or "MKL_NUM_THREADS" in os.environ:
         return None
     return max(1, cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-
-
-def _affinity() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def quota(group: Path = Path("/sys/fs/cgroup")) -> float:
-    """Return the CPU seconds per second that the control group of a container allows; inf: no
-    limit. Version 2 has `cpu.max`, such as `200000 100000`; version 1 has two files."""
-    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-        if (both := group / "cpu.max").exists():
-            limit, period = both.read_text().split()
-        else:
-            limit, period = (
-                (group / f"cpu/cpu.cfs_{name}_us").read_text() for name in ("quota", "period")
-            )
-        if (share := int(limit) / int(period)) > 0:
-            return share
-    return math.inf
 
 
 HALVES = {

@@ -83,17 +83,6 @@ class End:
     process_died: bool = False
     """Whether a process of the trial died, which need not be its configuration's fault."""
 
-    @classmethod
-    def of(cls, line: Line) -> End:
-        """Return the end that a journal's line describes."""
-        known = {name: line[name] for name in cls.__dataclass_fields__ if name in line}
-        return cls(**{**known, "status": Status(line["status"])})
-
-    @property
-    def line(self) -> Line:
-        """Return the values for a journal."""
-        return dict(vars(self))
-
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
@@ -124,11 +113,6 @@ class Decision:
         if self.limit is None or self.best is None:
             return words
         return f"{words} and than {self.limit:.6g} (noise of the best, {self.best:.6g})"
-
-    @property
-    def line(self) -> Line:
-        """Return the values for a journal."""
-        return dict(vars(self))
 
 
 @dataclasses.dataclass
@@ -329,7 +313,8 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
         elif kind == "clock":
             record.clock = event
         elif kind == "end":
-            record.end, record.ended = End.of(event), when
+            record.end = End(**{**event, "status": Status(event["status"])})
+            record.ended = when
     if record is not None:
         record.points = _with_final([points[index] for index in sorted(points)], final)
     return record

@@ -57,5 +57,5 @@ def _of_comparison(folder: Path) -> None:
 
 
 LISTENERS = (reports, tracking.listeners, copier.listeners)
-"""What makes those of a search, a comparison or a training, in the order in which they hear its end:
-trackers send the report, and what they note is copied."""
+"""What makes those of a search, a comparison or a training, in the order in which they hear its
+end: trackers send the report, and what they note is copied."""

@@ -108,7 +108,7 @@ class EarlyStopping:
         """Return whether a trial ends after this point. What is decided goes to its journal."""
         if (decision := self.decide(spec, result)) is None:
             return False
-        Journal(spec.folder).write("decision", **decision.line)
+        Journal(spec.folder).write("decision", **vars(decision))
         return decision.outcome == Ruling.STOPPED
 
     def decide(self, spec: TrialSpec, result: Mapping[str, Any]) -> Decision | None:
