@@ -38,8 +38,8 @@ from tunediff.analysis.sequential import Rules, analyse
 from tunediff.analysis.statistics import Difference
 from tunediff.core.clock import Budget
 from tunediff.core.outcomes import Verdict
+from tunediff.core.text import markdown_table
 from tunediff.distributed import alone
-from tunediff.report.words import markdown_table
 from tunediff.search_space import Draw, SearchSpace
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer

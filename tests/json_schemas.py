@@ -10,13 +10,12 @@ from pydantic.json_schema import GenerateJsonSchema
 
 import tunediff
 from tunediff.core import text
-from tunediff.report.pair_result import ComparisonResult
-from tunediff.report.search_result import SearchResult
+from tunediff.report.result import Result
 
 OUTPUTS = Path(tunediff.__file__).parent / "schemas"
-"""JSON Schemas of what commands print, `search-output.json` of `search --json`."""
-MODELS = {"search": SearchResult, "compare": ComparisonResult}
-"""Models by command; the other schemas are written by hand."""
+"""JSON Schemas of what commands print, `result-output.json` of `search --json`."""
+MODELS = {"result": Result}
+"""Models by name; the other schemas are written by hand."""
 NAMES = sorted(path.stem for path in OUTPUTS.glob("*-output.json"))
 
 
@@ -29,7 +28,8 @@ def generated(command):
     """Return the text of a schema that is made of its model."""
     adapter = TypeAdapter(MODELS[command])
     schema = adapter.json_schema(mode="serialization", schema_generator=_WithoutTitles)
-    for model in (schema, *schema.get("$defs", {}).values()):
+    root = schema["$defs"]["Result"]  # its confirmations are results, too
+    for model in schema["$defs"].values():
         model.pop("title", None)
         description = None
         for name, key in model.get("properties", {}).items():
@@ -40,12 +40,12 @@ def generated(command):
     version = {"const": text.SCHEMA, "description": "version of these keys and their types"}
     content = {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"tunediff {command} --json",
+        "title": "tunediff search --json, tunediff compare --json",
         "type": "object",
-        "properties": {"schema": version, **schema["properties"]},
-        "required": ["schema", *schema["required"]],
+        "properties": {"schema": version, **root["properties"]},
+        "required": ["schema", *root["required"]],
         "additionalProperties": False,
-        "$defs": schema.get("$defs", {}),
+        "$defs": schema["$defs"],
     }
     lines = []  # one for each key, property and definition
     for key, value in content.items():
@@ -63,7 +63,7 @@ def validator(name):
 
 
 def validate(output, name):
-    """Raise unless the output of a command has the keys and types of its schema, such as `search-output`."""
+    """Raise unless the output of a command has the keys and types of its schema, such as `result-output`."""
     validator(name).validate(json.loads(json.dumps(output, allow_nan=False, default=str)))
 
 

@@ -211,7 +211,7 @@ def test_a_resume_that_has_nothing_to_run_starts_nothing_and_spends_nothing(tmp_
     spent_s = sessions.all_spent_s(tmp_path / "night")
     assert search.main(["--resume", "night", "--storage", str(tmp_path)]) == 0
     assert sessions.all_spent_s(tmp_path / "night") == spent_s
-    left_out = "not_begun: 6 of 8 trials: another would not end within 20s; to run them: "
+    left_out = "Not begun: 6 of 8 trials: another would not end within 20s; to run them: "
     assert f"{left_out}python -m tunediff.search --resume night --total 2m00s" in capsys.readouterr().out
 
 

@@ -26,7 +26,7 @@ from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.judge import frozen_code
 from tunediff.ray_backend import connection
-from tunediff.report import pairs as report
+from tunediff.report import reading, tables
 from tunediff.tuning import resources, sessions
 from tunediff.tuning.resources import Pool
 
@@ -121,7 +121,7 @@ def test_another_revision_brings_what_it_imports(repository):
     texts = [(found.folder / side / "workload" / "helper.py").read_text() for side in "AB"]
     assert texts == ["SIDE = 'old'\n", "SIDE = 'new'\n"]
     assert sides.changed(found) == {}
-    assert "files that it imports differ" in report._changes(found)
+    assert "files that it imports differ" in str(tables.of_sides(found, reading.of_sides(found)))
 
 
 def test_another_revision_has_the_data_beside_its_file(repository):
@@ -256,7 +256,7 @@ def test_quiet_says_the_result_and_json_nothing_else(backend, capsys):
     four = ["digits", "loader.batch_size=64", "parallel.workers=2", "--unit", "device", "--name", "y", "--json"]
     assert compare.main(four) == 0
     out = capsys.readouterr().out
-    assert json.loads(out)["comparison"] == "y"
+    assert json.loads(out)["name"] == "y"
     told = Comparison.read(Path("ray_results/y"))
     assert [run.budget_s for run in told.rounds[0]] == [60.0, 30.0], "two workers share the device-seconds"
     assert sides.clock(told).along == told.rounds[0][1].along == "device_s"
@@ -268,9 +268,12 @@ def test_seconds_to_a_target(backend, capsys):
     assert compare.main([*words, "--name", "x", "--target", "frechet<=3"]) == 10
     result = json.loads(capsys.readouterr().out)
     assert (result["metric"], result["direction"]) == ("seconds until frechet<=3", "min")
-    assert (result["quality_shown"], result["a_values"]) == (True, [60.0] * 3)
+    assert ([gate["shown"] for gate in result["sides"]["gates"]], result["candidates"][0]["values"]) == (
+        [True],
+        [60.0] * 3,
+    )
     assert compare.main([*words, "--name", "y", "--target", "frechet<=1.5"]) == 12
-    assert json.loads(capsys.readouterr().out)["failure"].endswith("failed: frechet<=1.5 was not reached")
+    assert json.loads(capsys.readouterr().out)["failure"]["missed_target"]
     for refused, why in (
         (["--better", "time"], "--better: 'time' is not allowed; allowed: a --target or a --margin"),
         (["--target", "frechet<=3"], "--target: 'frechet<=3' is not allowed; allowed: none without --better time"),
@@ -286,7 +289,7 @@ def test_a_run_that_fails_ends_it(backend, capsys):
     assert compare.main(["digits", "loader.batch_size=64", "--name", "x", "--seed", "500"]) == 12
     out = capsys.readouterr().out
     assert "B seed 501  oom  needs 9 GiB" in out
-    assert out.splitlines()[-1] == "B (digits loader.batch_size=64) failed: oom: needs 9 GiB"
+    assert out.splitlines()[-1] == "B on seed 501 failed: oom: needs 9 GiB."
 
 
 # --------------------------------------------------------------------------------------------------- cost and progress
@@ -350,7 +353,7 @@ def test_a_configuration_is_compared_with_itself_on_other_seeds(capsys):
 def test_equal_sides_say_what_was_tested(capsys, b, said):
     made({"A": CLOSE["A"], "B": b}, a="digits", b=("digits", f"seed={frozen_code.TWIN_DISTANCE}"), equal=True)
     code, text = told(capsys, "--json")
-    assert json.loads(text)["equal_sides"]
+    assert json.loads(text)["rule"]["equal_sides"]
     assert said in told(capsys)[1]
     assert code == (0 if b is BETTER["B"] else 10)
 

@@ -49,7 +49,7 @@ def test_equal_sides_are_not_called_different(kind, tmp_path, monkeypatch, capsy
         options = ["--equal", "--no-check", "--quiet", "--json", "--level", "0.01", "--pairs", "6"]
         code = compare.main([*words, *options, "--seed", str(50_000 * (number + 1)), "--name", f"x{number}"])
         result = json.loads(capsys.readouterr().out)
-        assert result["equal_sides"], result["failure"]
+        assert result["rule"]["equal_sides"], result["failure"]
         different += code != compare.NO_DIFFERENCE
     assert different <= 1
 

@@ -121,7 +121,7 @@ def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, monkeypa
         tmp_path / "results" / "night", {**searches.FILE, "workload": "mine.py", "search": {"lr": [0.01, 0.1]}}
     )
     capfd.readouterr()
-    assert mcp.Server(tmp_path / "results").result("night")["trials"] == 0
+    assert mcp.Server(tmp_path / "results").result("night")["search"]["trials"] == 0
     printed = capfd.readouterr()
     assert printed.out == "", "stdout is the client's"
     assert "runs results/night/workload/mine.py\n" in printed.err
@@ -171,6 +171,6 @@ def test_an_agent_finishes_by_tools_alone(tmp_path, monkeypatch):
     assert doctor["findings"]
     assert [knob["name"] for knob in knobs["knobs"]] == ["lr"]
     assert planned["trials"] == 2
-    assert found["best_value"] is not None
+    assert found["candidates"][0]["value"] is not None
     assert Path(best["configuration"]).exists()
     assert compared["verdict"] in ("better", "worse", "no_difference")

@@ -13,12 +13,11 @@ import pytest
 from tests import searches
 from tests.report.conftest import plain  # noqa: F401
 from tests.test_models import search_folder
-from tunediff import analysis, compare, evaluate, export, search, search_space
-from tunediff.analysis import evidence
+from tunediff import compare, evaluate, export, search, search_space
 from tunediff.api import train_run
 from tunediff.core import text
 from tunediff.core.files import study_url
-from tunediff.report import summary
+from tunediff.report import reading
 from tunediff.search_space import duration_s
 from tunediff.tuning import optuna_proposer
 
@@ -73,9 +72,9 @@ def commands(text):
 
 def test_what_a_search_ends_with(storage, capsys):
     searches.night(storage / NAME)
-    block = summary.values(evidence.read(analysis.read(storage / NAME)), 1.0)
-    assert pasted(block["report"]) == 0
-    assert pasted(block["export"]) == 0
+    files = reading.of_folder(storage / NAME).files
+    assert pasted(files["report"]) == 0
+    assert pasted(files["export"]) == 0
     told = commands(capsys.readouterr().out) + commands((storage / NAME / "best.yaml").read_text())
     assert len(told) == 2
     assert [pasted(line) for line in told] == [0, 0]

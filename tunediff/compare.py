@@ -38,7 +38,7 @@ from tunediff.core.outcomes import Verdict
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import check_writable, writing
 from tunediff.core.signals import terminable
-from tunediff.report import pair_summary, plan
+from tunediff.report import plan, reading, text
 
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {
@@ -89,15 +89,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return cli.OK
     folder = run.compare(options, EventLines.of(options))
     if options.comment is not None:
-        from tunediff.report import pairs as report  # imports matplotlib
-
         with writing("--comment", options.comment):
-            write_text(options.comment, report.comment(Comparison.read(folder)))
+            write_text(options.comment, text.comment(Comparison.read(folder)))
     with contextlib.suppress(OSError):  # its exit code says it too
         if options.as_json:
-            cli.print_json(pair_summary.as_json(folder))
+            cli.print_json(reading.as_json(reading.of_folder(folder)))
         else:
-            print("\n".join(pair_summary.lines(folder)), flush=True)
+            print("\n".join(text.lines(reading.of_folder(folder))), flush=True)
     code = EXITS.get(Comparison.read(folder).verdict, cli.FAILED)
     return cli.OK if code == NO_DIFFERENCE and options.fail_on == "worse" else code
 

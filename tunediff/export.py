@@ -25,8 +25,7 @@ from tunediff.core import remote, text
 from tunediff.core.environment import hardware
 from tunediff.core.refusals import allow, writing
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report import words
-from tunediff.report.verdicts import sentences
+from tunediff.report import reading, sentences
 
 
 @cli.guarded
@@ -132,18 +131,17 @@ def _measured(results: Results, trial: TrialRecord) -> list[str]:
         base_value = base.value(results.metric) if base is not None else None
         of_baseline = f"; baseline {text.number(base_value)}" if base_value is not None else ""
         train_time = f"{trial.points[-1][trial.along]:.1f} {results.clock.seconds}"
-        reached = words.noted(
-            f"{results.label} {text.number(value)} after {train_time}", results.outcome_of(trial)
-        )
-        lines.append(f"{reached}{of_baseline}")
+        note = results.outcome_of(trial).failure_note
+        reached = f"{results.label} {text.number(value)} after {train_time}"
+        lines.append(f"{', '.join(filter(None, [reached, note]))}{of_baseline}")
     facts = evidence.read(results)
     if facts.confirmation is not None and (
         facts.is_baseline(trial)
         or facts.confirmation.candidate_of(trial) is facts.confirmation.leader
     ):
-        lines += sentences(facts.confirmation)
+        lines += reading.of_search(facts).summary
     elif not facts.is_baseline(trial) and not facts.better(trial):
-        lines.append(f"speed-up {words.speedup(facts.speedup(trial))}")
+        lines.append(f"speed-up {sentences.OPEN}: {facts.speedup(trial)}")
     return lines
 
 

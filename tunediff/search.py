@@ -16,7 +16,8 @@ from tunediff.core.options import PrintingOptions, option
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, check_creatable
 from tunediff.core.signals import terminable
-from tunediff.report import plan
+from tunediff.report import plan, reading, text
+from tunediff.report.result import PAGE
 
 
 class SearchCommandOptions(PrintingOptions, SearchOptions):
@@ -56,18 +57,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         plan.check(planned, options.force)
         return cli.OK
     command_time = run.search(request, options, lines)
-    from tunediff.report import summary  # imports matplotlib, which no search waits for
-    from tunediff.report.html import PAGE
-
-    found = evidence.read(analysis.read(request.folder))
+    known = evidence.read(analysis.read(request.folder))
     command_time.charge()
+    found = reading.of_search(known)
     if options.as_json:
-        cli.print_json(summary.as_json(found))
+        cli.print_json(reading.as_json(found))
     else:
-        print("\n".join(summary.lines(found)))
+        print("\n".join(text.lines(found)))
     if options.open:
         cli.open_in_browser(request.folder / PAGE)
-    return cli.OK if found.results.leader is not None else cli.NO_SUCCESS
+    return cli.OK if known.results.leader is not None else cli.NO_SUCCESS
 
 
 if __name__ == "__main__":

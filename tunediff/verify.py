@@ -16,7 +16,6 @@ from tunediff.core import text
 from tunediff.core.errors import ConfigError
 from tunediff.core.options import JsonOptions, words_option
 from tunediff.judge import verification
-from tunediff.report.words import EFFECTS, plain
 
 
 class VerifyOptions(JsonOptions):
@@ -50,14 +49,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _lines(checked: verification.CheckedFolder) -> list[str]:
     values: dict[str, Any] = checked.values
-    rules = ("level", "one_sided", "fixed")
-    shown = {key: values[key] for key in ("a", "b", "verdict", *EFFECTS, "pairs", *rules)}
+    effect, rule = values["candidates"][-1]["effect"] or {}, values["rule"]
+    rules = {key: rule[key] for key in ("rounds", "level", "one_sided", "fixed")}
+    shown = {key: values[key] for key in ("a", "b", "verdict")} | effect | rules
     state = "verified: the journals give this result"
     if checked.faults:
         state = "NOT verified"
     return [
         f"{checked.folder}: {state}",
-        text.block(plain(shown)),
+        text.block({key: value for key, value in shown.items() if value is not None}),
         *(f"  {fault}" for fault in checked.faults),
         *(f"  note: {note}" for note in checked.notes),
     ]

@@ -15,9 +15,7 @@ from tunediff.api import search_setup
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Verdict
-from tunediff.report import context, summary
-from tunediff.report.verdicts import confirmation_table, sentences
-from tunediff.report.words import plain_table
+from tunediff.report import context, reading, sentences
 from tunediff.tuning import confirming, experiment, resources, sessions
 
 FILE = {
@@ -94,13 +92,12 @@ def test_other_finalists_get_another_folder_and_other_seeds(tmp_path):
     assert {point["seed"] for point in wanted.candidates} == {2000, 2001, 2002, 2003}, "none that the first ones had"
     write_trials(folder, wanted, lambda size, seed: 2.0 + 0.01 * (-1) ** (seed * size // 64))
     shown = evidence.read(analysis.read(found.folder))
-    said = summary.values(shown, 1.0)
-    (other,) = said["other_confirmations"]
-    assert (other["name"], other["winner"]) == ("confirm-2", None)
-    assert f"confirm-2, with other finalists: {other['verdict']}" in sentences(shown.confirmation)
-    assert said["winner"] == {"loader.batch_size": 64}, "what was confirmed stays so"
-    assert (shown.best.drawn["loader.batch_size"], said["confirmed"]) == (64, True)
-    assert sentences(context.read(found.folder).evidence.confirmation) == sentences(shown.confirmation)
+    said = reading.of_search(shown)
+    _, other = said.confirmations
+    assert (other.name, other.verdict) == ("confirm-2", Verdict.NO_DIFFERENCE)
+    assert (said.best, said.verdict) == ("loader.batch_size=64", Verdict.BETTER), "what was confirmed stays so"
+    assert shown.best.drawn["loader.batch_size"] == 64
+    assert context.read(found.folder).result == said
     assert confirming_runs.latest(analysis.read(found.folder)) == folder
     better.write("point", index=4, train_s=20.0, samples=9, steps=9, frechet=9.0, seconds={})
     assert confirming_runs.latest(analysis.read(found.folder)) == found.folder / "confirm", "the first ones lead again"
@@ -183,16 +180,13 @@ def test_a_planted_winner_is_named(tmp_path):
     found = searched(tmp_path, lambda size, seed: worth[size])
     told = confirmed(found, lambda size, seed: worth[size] * noise(0, seed, 0.2) * noise(size, seed))
     assert told.winner.changed == {"loader.batch_size": 64}
-    printed = "\n".join(summary.lines(evidence.Evidence(found, told)))
-    assert re.search(
-        r"^confirmed: yes\nwinner: loader\.batch_size=64\nconfirmed_value: 1\.\d+ ± 0\.\d+$", printed, re.M
-    )
+    said = reading.of_search(evidence.Evidence(found, told))
+    assert (said.verdict, said.best, 1 < said.counts.leader.value < 2) == ("better", "loader.batch_size=64", True)
     assert 0.5 < told.winner.difference.low < 0.6 < told.winner.difference.high < 0.7
     assert told.ended
     found = told.speedup(told.winner)
     assert (found.runs, 1 < found.low < found.mean < found.high) == (4, True)
-    assert sentences(told)[0].startswith("loader.batch_size=64 wins")
-    assert plain_table(confirmation_table(told)).splitlines()[2].startswith("loader.batch_size=64")
+    assert sentences.headline(said).startswith("loader.batch_size=64 is better than the baseline by more than")
 
 
 def test_a_run_that_gets_there_later_counts_as_one(tmp_path):
@@ -200,11 +194,11 @@ def test_a_run_that_gets_there_later_counts_as_one(tmp_path):
     worth = {64: 1.0, 128: 2.0}
     found = searched(tmp_path, lambda size, seed: worth.get(size, 3.0))
     told = confirmed(found, lambda size, seed: worth.get(size, 3.0) * noise(size, seed, 0.02))
-    lines = {line[0]: line[-1] for line in confirmation_table(told)}
+    lines = {line[0]: line[-1] for line in sentences.table(reading.of_confirmation(told))}
     assert lines["baseline"] == ""
     assert re.fullmatch(r"1\.\d+ \(1\.\d+ … 1\.\d+\)", lines["loader.batch_size=64"])
     told = confirmed(found, lambda size, seed: 3.0 if (size, seed) == (64, 1003) else worth.get(size, 3.0))
-    assert confirmation_table(told)[2][-1] == "not determined"
+    assert reading.of_confirmation(told).leader.speedup is None
 
 
 def test_a_finalist_that_never_reaches_the_baseline_has_no_speedup(tmp_path):
@@ -227,7 +221,7 @@ def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
     )
     assert told.metric == "final_frechet"
     assert told.winner.changed == {"loader.batch_size": 256}
-    assert summary.values(evidence.Evidence(found, told), 1.0)["confirmed_value"] == pytest.approx(1.2, abs=0.05)
+    assert reading.of_confirmation(told).leader.value == pytest.approx(1.2, abs=0.05)
     assert told.speedup(told.winner).runs == 3  # by the curves
 
 
@@ -237,7 +231,7 @@ def test_the_leader_is_named_unless_another_is_clearly_ahead_of_it(tmp_path):
     near = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.9}.get(size, 2.0) * noise(size, seed))
     assert np.mean(near.challengers[1].outcome.values) < np.mean(near.winner.outcome.values)
     assert near.winner.changed == {"loader.batch_size": 64}
-    assert "picked" not in " ".join(sentences(near))
+    assert "selected" not in " ".join(sentences.summary(reading.of_confirmation(near)))
 
 
 def test_a_baseline_that_alone_has_run_decides_nothing(tmp_path):
@@ -280,7 +274,7 @@ def test_resume_without_time_keeps_the_verdict_and_why_a_finalist_is_out(tmp_pat
     (found.folder / "sessions.jsonl").write_text(SESSION % 100)
     fail(folder, "t0008", "error", process_died=True)
     assert search.main(["--resume", "night", "--storage", str(tmp_path)]) == 0
-    assert "winner: loader.batch_size=64\n" in capsys.readouterr().out
+    assert "best: loader.batch_size=64\n" in capsys.readouterr().out
     assert analysis.read(folder).trials[8].status == "error"
 
 
@@ -311,7 +305,7 @@ def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
     told = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.5}.get(size, 2.0) * noise(size, seed))
     assert told.winner.changed == {"loader.batch_size": 256}
-    assert "The best finalist in the search was loader.batch_size=64. " in sentences(told)[1]
+    assert "256 was selected on these new seeds" in " ".join(sentences.summary(reading.of_confirmation(told)))
 
 
 # ------------------------------------------------------------------------------------------------------ files, command
@@ -323,9 +317,7 @@ def test_the_export_is_the_confirmed_winner_not_the_luckiest(tmp_path):
     assert told.winner.changed == {"loader.batch_size": 64}
     chosen = evidence.choose(found, None)
     assert chosen.config["loader.batch_size"] == 64
-    assert any(
-        "wins: better than the baseline" in line for line in export.provenance(found, chosen, tmp_path / "b.yaml")
-    )
+    assert any("is better than the baseline" in line for line in export.provenance(found, chosen, tmp_path / "b.yaml"))
     assert evidence.choose(found, "t0001").name == "t0001"
 
 

@@ -14,7 +14,7 @@ from tunediff.analysis import evidence, importance, noise
 from tunediff.analysis.noise import Noise
 from tunediff.config import ConfigError
 from tunediff.config.workload import Workload
-from tunediff.report import headline, summary, verdicts
+from tunediff.report import reading, sentences
 from tunediff.tuning import experiment
 
 
@@ -108,8 +108,6 @@ def test_where_configurations_differ_in_noise_the_largest_counts(tmp_path):
     assert unlike.largest == pytest.approx(logs)
     assert unlike.least == pytest.approx(alike.sd)
     assert unlike.limit == pytest.approx(stats.t.ppf(0.9, 4) * math.sqrt(2) * logs), "not the pooled one"
-    words = verdicts.noise_words(unlike, "FD")
-    assert words.endswith(f"; they differ, from {100 * alike.sd:.3g} to {100 * logs:.3g} %: the largest counts)")
 
 
 def test_equal_noise_is_seldom_called_different():
@@ -192,9 +190,9 @@ def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tm
     assert best.value("frechet") == 1.0
     assert found.no_baseline(best) == clause
     assert (found.speedup(best) is None) == (evidence.read(found).seconds_to_baseline(best) is None) == bool(clause)
-    block = summary.values(evidence.read(found), 100.0)
-    assert (block["speedup_unknown"], block["speedup"]) == ((clause, None) if clause else (None, 2.0))
-    assert (block["seconds_to_baseline"] is None) == (block["noise"] is None) == bool(clause)
+    said = reading.of_search(evidence.read(found))
+    assert evidence.read(found).speedup(best) == clause if clause else said.leader.speedup.value == 2.0
+    assert (said.search.seconds_to_baseline is None) == (said.search.noise is None) == bool(clause)
 
 
 def test_rates_have_a_noise_as_well(tmp_path):
@@ -283,10 +281,10 @@ def test_no_speed_is_claimed_from_seconds_that_the_machine_may_have_made(tmp_pat
         write(tmp_path / "night", wanted, number, drawn=drawn, curve=curve)
     best = [(10, 2000, 1.0)] if len(curves[0]) == 1 else [(5, 1000, 4.0), (10, 2000, 2.0), (20, 4000, 1.0)]
     write(tmp_path / "night", wanted, 2, {"loader.batch_size": 256}, curve=best)
-    block = summary.values(evidence.read(analysis.read(tmp_path / "night")), 100.0)
-    assert block["better_than_noise"]
-    assert (clause or "") in (block["speedup_unknown"] or "")
-    assert (block["speedup"] is None) == (block["seconds_to_baseline"] is None) == bool(clause)
+    said = reading.of_search(known := evidence.read(analysis.read(tmp_path / "night")))
+    assert said.search.better_than_noise
+    assert (clause or "") in str(known.speedup(known.best))
+    assert (said.leader.speedup is None) == (said.search.seconds_to_baseline is None) == bool(clause)
 
 
 @mock.patch.object(Workload, "same_seed", True)
@@ -295,6 +293,6 @@ def test_runs_without_a_seed_show_no_noise_and_confirm_nothing(tmp_path):
     found = read(tmp_path / "night")
     shown = evidence.read(found)
     assert (shown.noise, shown.better(shown.best)) == (None, None)
-    assert "whether that is more than noise is not known" in headline.headline(shown)
+    assert "whether that is more than noise is not known" in sentences.headline(reading.of_search(shown))
     with pytest.raises(ConfigError, match="confirm: is not allowed with same_seed: true"):
         search_space.parse(FILE | {"confirm": {"of": 1}}, "night.yaml")

@@ -14,7 +14,7 @@ from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.pareto import pareto, trade_offs
 from tunediff.core.outcomes import Status, Verdict
 from tunediff.core.trial_record import End, TrialRecord
-from tunediff.report import summary
+from tunediff.report import reading
 from tunediff.search_space.sections import Confirm
 
 LUCKY = {"precision.amp": "bf16"}
@@ -41,12 +41,12 @@ def searched(folder, of_lucky, baseline=(1.0, 1.01)):
 
 def test_luck_whose_repeats_diverge_is_neither_best_nor_better_nor_a_finalist(lucky):
     told = evidence.read(lucky)
-    block = summary.values(told, 100.0)
-    assert (block["best_trial"], block["best_failures"]) == ("t0005", 0)
+    said = reading.of_search(told)
+    assert (said.leader.trial, said.leader.failures) == ("t0005", 0)
     assert told.better(lucky.trials[2]) is False
     assert told.speedup(lucky.trials[2]) == "it failed on 2 of 3 seeds"
     assert [trial.name for trial in noise.finalists(lucky, 3)] == ["t0005", "t0006"]
-    assert "t0002" not in block["within_noise_of_best"]
+    assert "t0002" not in said.search.within_noise_of_best
     assert "t0002" not in set(trade_offs(lucky)["trial"])
     assert list(told.table()["failures"]) == [0, 0, 2, 2, 2, 0, 0]
 
@@ -54,11 +54,11 @@ def test_luck_whose_repeats_diverge_is_neither_best_nor_better_nor_a_finalist(lu
 def test_what_fails_is_the_best_where_everything_fails_and_says_so(tmp_path):
     found = searched(tmp_path / "night", [0.1, 0.12, None], baseline=(1.0, None))
     found = dataclasses.replace(found, trials=[trial for trial in found.trials if trial.number < 5])
-    block = summary.values(evidence.read(found), 100.0)
-    assert (block["best_trial"], block["best_failures"], block["baseline_failures"]) == ("t0002", 1, 1)
-    assert block["better_than_noise"] is False
+    said = reading.of_search(evidence.read(found))
+    assert (said.leader.trial, said.leader.failures, said.baseline.failures) == ("t0002", 1, 1)
+    assert said.search.better_than_noise is False
+    assert "failed on 1 of 3 seeds" in said.summary[0]
     assert noise.finalists(found, 3) == []
-    assert block["nothing_to_confirm"] is None, "without confirm: nothing is said of it"
     asked = dataclasses.replace(found, space=dataclasses.replace(found.space, confirm=Confirm()))
     assert nothing_to_confirm(asked) == "every configuration but the baseline failed on a seed"
 
@@ -78,12 +78,12 @@ def test_a_study_does_not_prefer_what_fails_on_two_of_five_seeds(tmp_path):
         write(tmp_path / "study", wanted, number, curve=curve, status=status, drawn=drawn)
     found = analysis.read(tmp_path / "study")
     told = evidence.read(found)
-    block = summary.values(told, 100.0)
-    assert block["best_configuration"] == {"optimizer.lr": 0.002}
-    assert block["best_verdict"] == "better"
-    rows = {row["configuration"].get("optimizer.lr"): row for row in block["configurations"]}
-    assert [rows[lr]["failures"] for lr in (None, 0.003, 0.002)] == [0, 2, 0]
-    assert (rows[0.003]["verdict"], rows[0.003]["ratio"], rows[0.003]["p"]) == (Verdict.FAILS, None, None)
+    said = reading.of_search(told)
+    assert (said.best, said.verdict) == ("optimizer.lr=0.002", "better")
+    assert any("optimizer.lr=0.003, with 0.90" in line and "failed on 2 of 5 seeds." in line for line in said.summary)
+    rows = {row.configuration.get("optimizer.lr"): row for row in said.candidates}
+    assert [rows[lr].failures for lr in (None, 0.003, 0.002)] == [0, 2, 0]
+    assert (rows[0.003].verdict, rows[0.003].effect) == (Verdict.FAILS, None)
     assert {row["trial"]: row["failures"] for row in pareto(found)} == {"t0002": 0, "t0000": 0}
 
 

@@ -69,7 +69,7 @@ def test_an_asked_search_is_a_search_with_the_proposals_of_its_seed(study, tmp_p
     assert night.json()["device_s"] == 6 * 20.0
     best = min(trials, key=lambda trial: value(trial.knobs))
     assert (night.best.trial, night.best.value) == (best.name, value(best.knobs))
-    assert night.verdict.confirmed is None
+    assert night.verdict.confirmations == []
     page = night.report().read_text()
     assert page.count("tunediff.open_study(name=") == 1
     assert "optimizer steps" not in page, "none were reported"
@@ -100,7 +100,7 @@ def test_seconds_to_a_target_are_the_objective_of_what_reports_its_metric(study,
         assert table["reason"].tolist() == ["", "the target error<=1 was not reached", ""]
         result = one.search.json()
         assert (result["objective"], result["target"]) == ("time_to_target_s", "error<=1")
-        assert (result["best_trial"], result["best_value"]) == ("t0002", 4.0)
+        assert (result["candidates"][-1]["trial"], result["candidates"][-1]["value"]) == ("t0002", 4.0)
         axes = one.search.figure().axes[0]
         assert (axes.get_ylabel(), axes.lines[-1].get_label()) == ("error, lower is better", "target error<=1")
     told = optuna.load_study(study_name=None, storage=f"sqlite:///{tmp_path}/night/study.db").trials
@@ -264,4 +264,4 @@ def test_measurement_with_a_name_that_points_use_is_refused(study, name):
         with pytest.raises(tunediff.TunediffError, match=f"measured: '{name}' is not allowed; allowed: "):
             trial.report(0.5, **{name: 12.0})
         one.tell(trial, 0.5, my_loss=12.0)
-        assert (len(one.search.curves()), one.search.json()["best_value"]) == (1, 0.5)
+        assert (len(one.search.curves()), one.search.json()["candidates"][-1]["value"]) == (1, 0.5)

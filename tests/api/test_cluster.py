@@ -42,7 +42,7 @@ def test_a_call_leaves_the_process_as_it_was(tmp_path):
     done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     search = tunediff.open_search("called", tmp_path / "ray_results")
-    assert search.json()["statuses"]["ok"] == 3
+    assert search.json()["search"]["statuses"]["ok"] == 3
     drawn = [tuple(row) for row in search.trials()[["trial", "width", "lr"]].to_numpy().tolist()]
     assert drawn[0] == ("t0000", 8, 0.01)
     assert len(set(drawn)) == 3

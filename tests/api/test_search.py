@@ -54,8 +54,7 @@ def test_results_of_a_search_are_tables_figures_and_typed_values(night, tmp_path
     assert len(night.curves()) == 9
     assert (night.best.trial, night.best.value) == ("t0001", 0.8)
     assert night.best.configuration == {"precision.amp": "bf16"}
-    assert night.verdict.best_values == [0.8]
-    assert night.verdict.speedup_unknown == night.json()["speedup_unknown"]
+    assert (night.verdict.leader.values, night.verdict.best) == ([0.8], night.json()["best"])
     assert isinstance(night.figure(), Figure)
     assert night.report().read_text().startswith("<!doctype html>")
     exported = night.best.export(tmp_path / "best.yaml")

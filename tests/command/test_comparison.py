@@ -46,12 +46,12 @@ def compared(capsys, *words):
 
 def test_a_harm_is_found_and_equal_commands_are_not_better(program, capsys):
     code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "harm")
-    assert (code, result["verdict"], result["pairs"]) == (11, "worse", 3)
-    assert result["ratio"] == pytest.approx(100, rel=0.1)
+    assert (code, result["verdict"], result["rule"]["rounds"]) == (11, "worse", 3)
+    assert result["candidates"][1]["effect"]["value"] == pytest.approx(100, rel=0.1)
     code, result = compared(capsys, "--run", RUN, "--run", f"{RUN} ", "lr=1.0", "--pairs", "4", "--name", "equal")
     assert (code, result["verdict"]) == (10, "no_difference")
-    assert result["a_values"] == result["b_values"]
-    assert len({*result["a_values"]}) > 1, "each pair has a seed of its own"
+    assert result["candidates"][0]["values"] == result["candidates"][1]["values"]
+    assert len({*result["candidates"][0]["values"]}) > 1, "each pair has a seed of its own"
 
 
 def test_a_budget_that_ends_before_the_first_value_is_refused(program, capsys):
@@ -97,9 +97,12 @@ def test_fewer_seconds_count_only_for_values_that_are_good_enough(program, capsy
     assert compare.main(words) == code
     result = json.loads(capsys.readouterr().out)
     assert result["verdict"] == verdict
-    assert (result["ratio"], result["quality_shown"]) == (pytest.approx(0.5, rel=0.02), verdict == "better")
-    assert result["a_quality"][0] == pytest.approx(3.277, abs=0.001)
-    assert (result["target"] is None) == (rule[0] != "--target") == (result["target_p"] is None)
+    assert (result["candidates"][1]["effect"]["value"], [gate["shown"] for gate in result["sides"]["gates"]]) == (
+        pytest.approx(0.5, rel=0.02),
+        [verdict == "better"],
+    )
+    assert result["candidates"][0]["others"]["loss"][0] == pytest.approx(3.277, abs=0.001)
+    assert (result["target"] is None) == (rule[0] != "--target") == (result["sides"]["target_p"] is None)
 
 
 FALLING = """
@@ -121,10 +124,13 @@ def test_seconds_until_a_target_are_compared_after_a_check_that_needs_only_a_val
              "--objective", "loss", "--time", r"train_time:([\d.]+)s", "--quiet", "--json"]  # fmt: skip
     assert compare.main([*words, "--target", "loss<=0.24"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert (result["metric"], result["ratio"]) == ("seconds until loss<=0.24", pytest.approx(0.5, rel=0.05))
-    assert result["a_values"][0] == pytest.approx(2 / 0.24, rel=0.05)
-    assert result["quality_shown"] is None, "each run ended where it met the target"
-    assert result["seeds_without_effect"] == [], "they ended at the same value, in other seconds"
+    assert (result["metric"], result["candidates"][1]["effect"]["value"]) == (
+        "seconds until loss<=0.24",
+        pytest.approx(0.5, rel=0.05),
+    )
+    assert result["candidates"][0]["values"][0] == pytest.approx(2 / 0.24, rel=0.05)
+    assert result["sides"]["gates"] == [], "each run ended where it met the target"
+    assert result["sides"]["without_effect"] == [], "they ended at the same value, in other seconds"
     assert compare.main([*words, "--target", "loss<=0.05"]) == 12
 
 
@@ -149,8 +155,8 @@ def test_two_revisions_run_in_worktrees_with_what_git_ignores(repository, capsys
     repository("commit", "-qam", "slow")
     Path("train.py").write_text(NOISY)
     code, result = compared(capsys, "--run", RUN, "--at", "HEAD", "--at", ".", "lr=1", "--name", "at")
-    assert (code, result["verdict"], result["a"]) == (0, "better", "HEAD")
-    assert result["ratio"] == pytest.approx(0.1, rel=0.1)
+    assert (code, result["verdict"], result["candidates"][0]["name"]) == (0, "better", "HEAD")
+    assert result["candidates"][1]["effect"]["value"] == pytest.approx(0.1, rel=0.1)
     listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
     assert len(listed.splitlines()) == 1
 
@@ -290,23 +296,23 @@ def test_values_in_another_unit_are_no_values(program, capsys):
         "UNIT = 'GB' if '100' in __import__('sys').argv else 'MB'\n" + Path("train.py").read_text()
     )
     code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "sides")
-    assert (code, result["failure"].partition(": ")[2]) == (12, "error: its values are in GB, those of t0000 in MB")
+    assert (code, result["failure"]["reason"]) == (12, "its values are in GB, those of t0000 in MB")
     Path("train.py").write_text(Path("train.py").read_text() + "\nif options.lr > 1: print('loss: 3%')")
     code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "run")
-    assert (code, "its unit changes from GB to %" in result["failure"]) == (12, True)
+    assert (code, "its unit changes from GB to %" in result["failure"]["reason"]) == (12, True)
 
 
 def test_values_of_two_metrics_under_one_name_are_no_values(program, capsys):
     Path("train.py").write_text(NOISY + "\nif options.lr > 1: print('train loss: 9.0 test loss: 0.1')\n")
     code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "two")
-    assert (code, "is printed as loss and as test loss" in result["failure"]) == (12, True)
+    assert (code, "is printed as loss and as test loss" in result["failure"]["reason"]) == (12, True)
 
 
 def test_a_side_that_diverges_has_failed(program, capsys):
     Path("train.py").write_text(NOISY + "\nif options.lr > 1: print('loss: nan')\n")
     code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "nan")
     assert (code, result["verdict"]) == (12, "failed")
-    assert "nan" in result["failure"]
+    assert result["failure"]["status"] == "nan"
 
 
 def test_what_a_run_leaves_is_what_it_names(program, capsys):

@@ -26,7 +26,11 @@ def program(tmp_path, monkeypatch):
 def test_a_comparison_from_python_has_the_result_of_the_command(program):
     call = {"command": RUN, "objective": "loss", "outcome": "final", "check": False, "progress": False}
     found = tunediff.run_comparison({"lr": 1.0}, {"lr": 2.0}, name="values", pairs=3, **call)
-    assert (found.verdict.verdict, found.verdict.clock, found.verdict.changed) == ("worse", "process", {"lr": 2.0})
+    assert (found.verdict.verdict, found.verdict.clock, found.verdict.candidates[1].configuration) == (
+        "worse",
+        "process",
+        {"lr": 2.0},
+    )
     assert 0 < found.verdict.start_up_share <= 1
     assert len(found.pairs()) == 3
     assert not [name for name in found.pairs() if "setup" in name], "nothing measures it"

@@ -52,7 +52,7 @@ def test_equal_sides_of_two_processes_do_not_differ_and_a_harm_is_found(program,
     code, result = compared(capsys, "--run", RUN, "--run", f"{LAUNCH} --lr {{lr}} --seed 9{{seed}}", "lr=0.05",
         "--pairs", "6", "--name", "equal", "--seed", "100")  # fmt: skip
     assert (code, result["verdict"]) == (10, "no_difference")
-    assert len({*result["a_values"], *result["b_values"]}) == 2 * result["pairs"]
+    assert len({*result["candidates"][0]["values"], *result["candidates"][1]["values"]}) == 2 * result["rule"]["rounds"]
     code, result = compared(capsys, "--run", RUN, "lr=0.05", "lr=0.0005", "--name", "harm")
     assert (code, result["verdict"]) == (11, "worse")
     code, result = compared(capsys, "--run", RUN, "lr=0.05", "lr=5", "--name", "diverges")

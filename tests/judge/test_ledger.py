@@ -23,12 +23,12 @@ def compared(capsys, *words):
 
 def test_each_comparison_spends_and_each_gain_earns(program, capsys):  # noqa: F811
     code, first = compared(capsys, "lr=2", "lr=1", "--name", "a", "--pairs", "20")
-    assert (code, first["ledger"]["number"], first["ledger"]["kept"]) == (0, 1, 1)
-    assert first["ledger"]["level"] == pytest.approx(level_of([], 0.05))
-    assert first["level"] == pytest.approx(2 * level_of([], 0.05)), "two-sided: «better» has half of it"
+    assert (code, first["sides"]["ledger"]["number"], first["sides"]["ledger"]["kept"]) == (0, 1, 1)
+    assert first["sides"]["ledger"]["level"] == pytest.approx(level_of([], 0.05))
+    assert first["rule"]["level"] == pytest.approx(2 * level_of([], 0.05)), "two-sided: «better» has half of it"
     code, second = compared(capsys, "lr=1", "lr=2", "--name", "b", "--one-sided")
-    assert (code, second["ledger"]["number"], second["ledger"]["kept"]) == (10, 2, 1)
-    assert second["level"] == pytest.approx(level_of([True], 0.05))
+    assert (code, second["sides"]["ledger"]["number"], second["sides"]["ledger"]["kept"]) == (10, 2, 1)
+    assert second["rule"]["level"] == pytest.approx(level_of([True], 0.05))
     lines = [json.loads(line) for line in FILE.read_text().splitlines()]
     assert [line["event"] for line in lines] == ["begin", "end", "begin", "end"]
     assert lines[0]["id"] == lines[1]["id"] != lines[2]["id"] == lines[3]["id"]
@@ -78,8 +78,8 @@ def test_two_that_begin_at_once_are_two_with_levels_of_their_own(program, capsys
 
     monkeypatch.setattr(ledger, "begin", other_first)
     _, second = compared(capsys, *words, "--name", "x")
-    assert (second["ledger"]["number"], len(Ledger.read().entries)) == (2, 2)
-    assert second["level"] == pytest.approx(2 * level_of([False], 0.05))
+    assert (second["sides"]["ledger"]["number"], len(Ledger.read().entries)) == (2, 2)
+    assert second["rule"]["level"] == pytest.approx(2 * level_of([False], 0.05))
 
 
 def test_a_ledger_whose_line_is_gone_ends_no_comparison(program, capsys, monkeypatch):  # noqa: F811

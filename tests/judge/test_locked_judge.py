@@ -42,8 +42,9 @@ def test_the_judge_decides_and_the_second_one_is_shown_at_the_end(boasting, caps
     capsys.readouterr()
     assert compare.main([*WORDS, "--name", "judged", "--judge", judge, "--holdout", holdout, "--out", "proof"]) == 11
     result = json.loads(capsys.readouterr().out)
-    assert result["ratio"] == pytest.approx(2, rel=0.03)
-    assert result["holdout_a_values"] == pytest.approx([10 * value for value in result["a_values"]])
+    a, b = result["candidates"]
+    assert b["effect"]["value"] == pytest.approx(2, rel=0.03)
+    assert a["holdout"] == pytest.approx([10 * value for value in a["values"]])
     boasting[0].write_text("print('loss: 0')")
     code, output = verified(capsys, "proof")
     assert (code, output["folders"][0]["verdict"]) == (0, "worse")
@@ -64,7 +65,7 @@ def test_a_side_cannot_give_the_judge_modules(boasting, capsys):
 def test_a_second_judge_that_fails_is_noted_beside_the_verdict(boasting, capsys):
     boasting[1].write_text("raise SystemExit('no data')")
     assert compare.main([*WORDS, "--holdout", str(boasting[1]), "--out", "proof"]) == 0
-    assert json.loads(capsys.readouterr().out)["holdout_failure"] == "holdout.py: exit code 1: no data"
+    assert json.loads(capsys.readouterr().out)["sides"]["holdout_failure"] == "holdout.py: exit code 1: no data"
     assert verified(capsys, "proof")[0] == 0
 
 
@@ -80,6 +81,6 @@ def test_a_run_that_the_judge_cannot_judge_has_failed(boasting, capsys, monkeypa
         boasting[0].write_text(source)
         name = f"x{len(source)}"
         assert compare.main([*WORDS, "--name", name, "--judge", str(boasting[0])]) == 12
-        assert why in json.loads(capsys.readouterr().out)["failure"]
+        assert why in json.loads(capsys.readouterr().out)["failure"]["reason"]
     assert compare.main([*WORDS, "--judge", "none.py"]) == 2
     assert "--judge: 'none.py' is not allowed; allowed: a Python file" in capsys.readouterr().err

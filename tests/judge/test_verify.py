@@ -81,7 +81,7 @@ def test_the_verdict_follows_from_the_journals_alone(proof, capsys, tmp_path, mo
     code, output = verified(capsys, proof)
     (folder,) = output["folders"]
     assert (code, folder["verified"], folder["verdict"], folder["faults"]) == (0, True, "worse", [])
-    assert folder["ratio"] == pytest.approx(2.0, rel=0.1)
+    assert folder["candidates"][1]["effect"]["value"] == pytest.approx(2.0, rel=0.1)
     assert (proof / "A/source/train.py").read_text() == NOISY
     assert "**tunediff: worse.**" in (proof / "result.md").read_text()
     order = json.loads((proof / "proof.json").read_text())["order"]
@@ -116,7 +116,7 @@ def linked(proof):
 
 TAMPERED = {
     "verdict": (lambda proof: edit(proof / "result.json", ('"worse"', '"better"')), "verdict: better in result.json, worse"),
-    "name of a side": (lambda proof: edit(proof / "result.json", ('"b": "lr=2"', '"b": "lr=3"')), "b: lr=3 in result.json"),
+    "name of a side": (lambda proof: edit(proof / "result.json", ('"name": "lr=2"', '"name": "lr=3"')), "name: lr=3 in result.json"),
     "comment's verdict": (lambda proof: edit(proof / "result.md", ("worse", "much better")), "does not begin with"),
     "comment's effect": (lambda proof: edit(proof / "result.md", (r"[\d.]+ \(", "1.002 (")), "does not follow"),
     "comment's pair": (lambda proof: edit(proof / "result.md", (r"\| 2 +\| [\d.]+", "| 2 | 9.9")), "pair 2 | 9.9"),
@@ -179,7 +179,7 @@ def test_seeds_follow_from_the_code(proof, capsys):
     chosen = ["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "chosen", "--seed", "500", "--json"]
     assert compare.main(chosen) == 11
     result = json.loads(capsys.readouterr().out)
-    assert (result["first_seed"], result["seeds_drawn"]) == (500, False)
+    assert (result["sides"]["first_seed"], result["sides"]["seeds_drawn"]) == (500, False)
 
 
 def test_another_machine_runs_it_again(proof, capsys, tmp_path_factory, monkeypatch):
@@ -192,7 +192,9 @@ def test_another_machine_runs_it_again(proof, capsys, tmp_path_factory, monkeypa
     assert "--pairs: 5 is not allowed; allowed: what --reproduce finds in its folder" in capsys.readouterr().err
     code, output = verified(capsys, proof, elsewhere / "mine")
     first, second = output["folders"]
-    assert (code, first["a_values"]) == (0, second["a_values"]), "the program gives the same values everywhere"
+    assert (code, first["candidates"][0]["values"]) == (0, second["candidates"][0]["values"]), (
+        "the program gives the same values everywhere"
+    )
 
 
 def test_a_folder_of_a_comparison_is_no_proof(proof, capsys):
@@ -278,9 +280,10 @@ def test_equal_sides_have_other_seeds_of_the_same_stream_and_are_verified(progra
     rules = ["--level", "0.001", "--pairs", "3"]
     code = compare.main(["--run", RUN, "lr=1", "--equal", *rules, *WORDS, "--out", "proof", "--json"])
     result = json.loads(capsys.readouterr().out)
-    assert (code, result["equal_sides"], result["changed"]) == (10, True, {})
-    assert result["a_digest"] == result["b_digest"]
-    assert set(result["a_values"]).isdisjoint(result["b_values"])
+    assert (code, result["rule"]["equal_sides"]) == (10, True)
+    a, b = result["candidates"]
+    assert (a["digest"], b["configuration"]) == (b["digest"], {})
+    assert set(a["values"]).isdisjoint(b["values"])
     assert verify.main(["proof"]) == 0
     assert compare.main(["--run", RUN, "lr=1", "lr=2", "--equal", *WORDS]) == 2, "a second value is no equal side"
 
@@ -290,6 +293,6 @@ def test_one_run_that_is_repeated_shows_nothing_of_the_noise(program, capsys):
     run = f"{sys.executable} -c 'print(\"loss:\", {{lr}} / 3)'"
     code = compare.main(["--run", run, "lr=1", "lr=2", "--same-seed", *WORDS, "--name", "x", "--json"])
     result = json.loads(capsys.readouterr().out)
-    assert (code, result["verdict"], result["runs"], result["disturbed_runs"]) == (10, "one_run_repeated", 4, None)
+    assert (code, result["verdict"], result["runs"], result["disturbed"]) == (10, "one_run_repeated", 4, None)
     assert compare.main(["--resume", "x"]) == 10
     assert "the noise of a training is not known" in capsys.readouterr().out

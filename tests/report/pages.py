@@ -8,7 +8,7 @@ from tunediff.report import context, page
 
 
 def written(folder, **more):
-    page.write_all(context.read(folder, **more), folder)
+    page.write_search(context.read(folder, **more), folder)
     return (folder / "report.html").read_text()
 
 

@@ -14,13 +14,10 @@ from pathlib import Path
 import pytest
 
 from tests import comparisons, golden
-from tunediff import analysis
-from tunediff.analysis import evidence, journals
 from tunediff.analysis.comparison import Comparison
 from tunediff.config import workload
 from tunediff.core.progress import EventLines
-from tunediff.report import console, context, live_table, outputs, page, pair_summary, pair_words, style, summary
-from tunediff.report import pairs as pairs_report
+from tunediff.report import console, context, files, live_table, page, reading, sentences, style, text
 
 OURS = re.compile(r"[Ii]mage|FD|FID|Fr[ée]chet|DDIM|EMA|noise in all trials|[Ll]ower is better|below the baseline")
 FILES = Path(golden.__file__).parent
@@ -40,7 +37,7 @@ def figures(monkeypatch, tmp_path):
             if (figure := build()) is None:
                 return None
         drawn.append(figure_text(figure))
-        return b""
+        return b"."
 
     monkeypatch.setattr(style, "draw", draw)
     return drawn
@@ -78,7 +75,7 @@ def page_text(content):
     content = re.sub(r"</(?:tr|p|li|h\d|figcaption|summary|pre|dt|dd|figure)>|<br>", "\n", content)
     lines = html.unescape(re.sub(r"<[^>]+>", "", content)).splitlines()
     text = "\n".join(re.sub(r"[ \N{NO-BREAK SPACE}]+", " ", line).rstrip(" |") for line in lines)
-    return re.sub(r"\n{3,}", "\n\n", text).strip()
+    return re.sub(r"\n+(\n## )?", lambda found: f"\n{found[1]}" if found[1] else "\n", text).strip()
 
 
 def compare_with_file(name, content, folder):
@@ -142,43 +139,40 @@ def parts(**content):
 def test_what_is_said_of_a_search(name, tmp_path, figures, capsys):
     build, objective = golden.SEARCHES[name]
     build(folder := tmp_path / "night", objective)
-    results = journals.read(folder)[0]
-    outputs.write_all(results)
-    known = evidence.read(analysis.read(folder))
-    if known.confirmation is not None:
-        outputs.confirmation(known.confirmation)
-    page.write_all(context.read(folder, now=2000.0), folder)
-    files = {file.name: file.read_text() for file in sorted(folder.glob("*.md"))}
-    files |= {name: table_text(folder / name) for name in ("comparison.csv", "confirm.csv") if (folder / name).exists()}
+    about = context.read(folder, now=2000.0)
+    files.write_search(about.results)
+    page.write_search(about, folder)
+    written = {file.name: file.read_text() for file in sorted(folder.glob("*.md"))}
+    written |= {file.name: table_text(file) for file in folder.glob("comparison.csv")}
+    shown = page_text((folder / "report.html").read_text())
     said = parts(
-        console=console_text(folder, results.space, capsys),
-        result="\n".join(summary.lines(known)),
-        page=page_text((folder / "report.html").read_text()),
+        console=console_text(folder, about.results.space, capsys),
+        result="\n".join(text.lines(found := reading.of_folder(folder))),
+        page=shown,
         figures="\n\n".join(figures),
-        **files,
+        **written,
     )
     if name not in golden.WHOLE:
         said = re.sub(r"(?ms)^## (Knob|Trade-offs|When|Failures|Every|Reproduce).*?(?=^## |^={8})", "", said)
     compare_with_file(f"{name}.txt", said, tmp_path)
-    block = summary.as_json(known)
-    compare_with_file(f"{name}.json", as_text(block), tmp_path)
-    sentence = block["headline"].replace("\N{NO-BREAK SPACE}", " ")
-    text = re.sub(r"\[(winner|baseline)\] ", "", page_text((folder / "report.html").read_text()))
-    assert text.partition("## Result\n")[2].startswith(sentence), "page, console and JSON say the same"
+    compare_with_file(f"{name}.json", as_text(reading.as_json(found)), tmp_path)
+    first = found.summary[0].replace("\N{NO-BREAK SPACE}", " ")
+    assert shown.partition("## Result\n")[2].startswith(first), "page, text and JSON say the same"
     assert objective.mode == "min" or not OURS.search(said), "an objective of the user has none of our words"
 
 
 @pytest.mark.parametrize("name", golden.COMPARISONS)
 def test_what_is_said_of_a_comparison(name, tmp_path, figures):
     folder = comparisons.made(**golden.COMPARISONS[name])
-    found = Comparison.read(folder)
-    pairs_report.write_all(found)
+    page.write_sides(Comparison.read(folder))
+    found = reading.of_folder(folder)
     said = parts(
-        progress=pair_words.so_far(found),
-        result="\n".join(pair_summary.lines(folder)),
-        comment=pairs_report.comment(found),
+        progress=sentences.progress(found),
+        result="\n".join(text.lines(found)),
+        comment=text.comment(Comparison.read(folder)),
         page=page_text((folder / "report.html").read_text()),
         figures="\n\n".join(figures),
     )
     compare_with_file(f"{name}.txt", said, tmp_path)
-    compare_with_file(f"{name}.json", as_text(pair_summary.as_json(folder)), tmp_path)
+    compare_with_file(f"{name}.json", as_text(reading.as_json(found)), tmp_path)
+    assert json.loads((folder / "result.json").read_text()) == reading.as_json(found), "beside the page"

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -16,9 +15,8 @@ from tunediff import compare
 from tunediff.analysis import sides
 from tunediff.analysis.comparison import Comparison
 from tunediff.api.compare import PairedComparison
-from tunediff.core import text
-from tunediff.report import pair_summary, pair_words
-from tunediff.report import pairs as report
+from tunediff.report import reading
+from tunediff.report import text as results
 
 
 @pytest.fixture(autouse=True)
@@ -53,20 +51,19 @@ def test_the_verdict_and_its_exit_code(capsys, values, options, verdict, code, s
 
 @pytest.mark.parametrize(("options", "others"), [({}, ["B", "A"]), (UP, ["A", "B"])], ids=["falls", "rises"])
 def test_nobody_is_ahead_in_a_pair_of_equal_values(options, others):
-    found = Comparison.read(made({"A": [0.9, 0.9, 0.8], "B": [0.9, 0.8, 0.9]}, **options))
-    cells = [line.split("|")[4].strip() for line in report.comment(found).splitlines() if line.startswith("| ")]
-    assert cells == ["ahead", "–", *others]
+    folder = made({"A": [0.9, 0.9, 0.8], "B": [0.9, 0.8, 0.9]}, **options)
+    assert [row[3] for row in results.pair_rows(Comparison.read(folder))] == ["ahead", "–", *others]
 
 
 def test_ratio_and_means_are_those_of_the_values(capsys):
     made(BETTER)
     said = json.loads(told(capsys, "--json")[1])
-    ratio = scipy.stats.gmean(np.array(BETTER["B"]) / np.array(BETTER["A"]))
-    assert said["ratio"] == pytest.approx(ratio)
-    assert said["ratio_low"] < ratio < said["ratio_high"]
+    (of_a, of_b), ratio = said["candidates"], scipy.stats.gmean(np.array(BETTER["B"]) / np.array(BETTER["A"]))
+    assert (of_b["effect"]["kind"], of_b["effect"]["value"]) == ("ratio", pytest.approx(ratio))
+    assert of_b["effect"]["low"] < ratio < of_b["effect"]["high"]
     a = np.array(BETTER["A"])
-    assert (said["a_value"], said["a_sd"]) == (pytest.approx(a.mean()), pytest.approx(a.std(ddof=1)))
-    assert said["training_s"] == 120
+    assert (of_a["value"], of_a["sd"]) == (pytest.approx(a.mean()), pytest.approx(a.std(ddof=1)))
+    assert said["seconds"]["train"] == 120
     table = rows(Path("ray_results/x/pairs.csv"))
     assert [(row["pair"], row["a_seed"], row["b_seed"], float(row["b_frechet"])) for row in table] == [
         ("1", "500", "500", 1.0), ("2", "501", "501", 1.08), ("3", "502", "502", 0.96),
@@ -85,7 +82,7 @@ def test_setup_seconds_are_mentioned_if_they_differ(capsys, b_s, mentioned):
     assert ("which the budget does not count" in printed) == mentioned
     assert "During 1 of 6 runs others used the machine: their speed, and so their results within the budget" in printed
     said = json.loads(told(capsys, "--json")[1])
-    assert (said["a_setup_s"], said["b_setup_s"], said["disturbed_runs"]) == (0.4, b_s, 1)
+    assert ([one["setup_s"] for one in said["candidates"]], said["disturbed"]) == ([0.4, b_s], 1)
 
 
 @pytest.mark.parametrize("most", [12, 100])
@@ -95,33 +92,30 @@ def test_one_run_each_never_detects_more_than_several_pairs(most, rounds):
     a, b = 2 + np.random.default_rng(1).normal(size=(2, rounds)) / 50
     found = Comparison.read(made({"A": list(a), "B": list(b)}, pairs=most))
     assert found.noise_is_rough == (rounds < 9)
-    assert ("rough" in " ".join(pair_words.sentences(found))) == (found.noise_is_rough and found.ended)
-    assert (sides.one_run_detects(found) is None) == found.noise_is_rough or most == 100
-    if sides.one_run_detects(found) is not None:
-        assert found.analysis.differences[0].resolution < sides.one_run_detects(found)
+    single = sides.one_run_detects(found)
+    assert (single is None) == found.noise_is_rough or most == 100
+    if single is not None:
+        assert found.analysis.differences[0].resolution < single
         sd = np.log(b / a).std(ddof=1)
-        assert sides.one_run_detects(found) == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, rounds - 1) * sd))
-        single = r"With one run each, only differences above [\d.]+.% are significant; B was ahead in "
-        assert not found.ended or re.match(single, pair_words.sentences(found)[-1])
-        printed = "\n".join(pair_summary.lines(found.folder))
-        assert f"one_run_each_tells: {text.number(sides.one_run_detects(found))}\n" in printed
+        assert single == pytest.approx(math.expm1(scipy.stats.t.ppf(0.975, rounds - 1) * sd))
+        assert reading.of_sides(found).sides.one_run_each_tells == single
 
 
 def test_an_interval_inside_what_does_not_matter_is_equivalence(capsys):
     a = 2 + np.random.default_rng(0).normal(size=12) / 1000
     made({"A": list(a), "B": list(a[::-1])}, within=0.02, level=0.01, one_sided=True)
-    code, printed = told(capsys)
-    assert (code, told(capsys, "--fail-on", "worse")[0]) == (10, 0)
-    assert re.search(r"is equivalent to A \(digits\) within 2.0.% by \d+ pairs of runs: ", printed)
-    assert "Tested at a level of 1 %, one-sided: nothing is called worse, after every pair." in printed
+    assert (told(capsys)[0], told(capsys, "--fail-on", "worse")[0]) == (10, 0)
     said = json.loads(told(capsys, "--json")[1])
-    assert (said["verdict"], said["stopped"], said["level"], said["within"]) == ("equivalent", "equal", 0.01, 0.02)
-    assert -0.02 < said["ratio_low"] - 1 < 0 < said["ratio_high"] - 1 < 0.02
+    rule, effect = said["rule"], said["candidates"][1]["effect"]
+    assert (said["verdict"], said["state"], rule["level"], rule["within"]) == ("equivalent", "equal", 0.01, 0.02)
+    assert rule["one_sided"]
+    assert -0.02 < effect["low"] - 1 < 0 < effect["high"] - 1 < 0.02
+    assert "within 2.0\N{NO-BREAK SPACE}%" in said["summary"][0]
 
 
 def test_equal_sides_are_not_behind():
-    found = Comparison.read(made({"A": [2.0, 2.2, 1.9], "B": [2.0, 2.2, 1.9]}))
-    assert "WARNING: both sides have the same values in all 3 pairs" in " ".join(pair_words.sentences(found))
+    found = reading.of_folder(made({"A": [2.0, 2.2, 1.9], "B": [2.0, 2.2, 1.9]}))
+    assert "WARNING: both sides have the same values in all 3 pairs" in " ".join(found.summary)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
@@ -129,7 +123,7 @@ def test_an_open_comparison_has_no_verdict(count):
     """Neither in Python nor in the JSON that `result` of the MCP server returns, nor on the page."""
     folder = made({"A": [2.0, 2.4, 1.9][:count], "B": [1.7, 1.8, 1.85][:count]})
     comparison = PairedComparison(folder)
-    assert (comparison.verdict.verdict, comparison.json()["verdict"], comparison.json()["stopped"]) == (
+    assert (comparison.verdict.verdict, comparison.json()["verdict"], comparison.json()["state"]) == (
         "open",
         "open",
         "open",

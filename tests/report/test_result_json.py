@@ -1,23 +1,20 @@
 """`--json`: the schemas of the models, values computed by hand, and no word that JSON does not have."""
 
 import json
-import math
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.json_schemas import MODELS, OUTPUTS, generated, validate
 from tests.searches import FILE, make, noisy, write
-from tunediff import analysis, cli, search
-from tunediff.analysis import evidence
+from tunediff import cli, search
 from tunediff.core import text
-from tunediff.report import result_json, summary
+from tunediff.report import reading
 
 
-@pytest.mark.parametrize("command", MODELS)
-def test_shipped_schema_is_that_of_the_model(command):
-    assert (OUTPUTS / f"{command}-output.json").read_text() == generated(command)
+@pytest.mark.parametrize("name", MODELS)
+def test_shipped_schema_is_that_of_the_model(name):
+    assert (OUTPUTS / f"{name}-output.json").read_text() == generated(name)
 
 
 def test_search_json_without_a_result(tmp_path, capsys):
@@ -26,22 +23,25 @@ def test_search_json_without_a_result(tmp_path, capsys):
     write(tmp_path / "night", space, 0, curve=(), status="oom", reason="needs 9 GiB")
     assert search.main(["--resume", "night", "--storage", str(tmp_path), "--json"]) == cli.NO_SUCCESS
     block = json.loads(capsys.readouterr().out)
-    validate(block, "search-output")
-    assert (block["best_trial"], block["best_value"], block["statuses"]["oom"]) == (None, None, 1)
+    validate(block, "result-output")
+    assert (block["best"], block["candidates"], block["search"]["statuses"]) == (None, [], {"oom": 1})
 
 
 def test_best_value_of_the_baseline_is_the_mean_of_its_runs(tmp_path):
     """The baseline is best with 2.0 and 2.2 on its two seeds; all else is worse."""
-    block = summary.as_json(evidence.read(analysis.read(noisy(tmp_path / "night", repeats=(2.2,), others=(3.0, 4.0)))))
-    assert block["best_trial"] == "t0000"
-    assert block["best_values"] == block["baseline_values"] == [2.0, 2.2]
-    assert block["best_value"] == block["baseline_value"] == pytest.approx(2.1)
+    noisy(folder := tmp_path / "night", repeats=(2.2,), others=(3.0, 4.0))
+    (found,) = reading.of_folder(folder).candidates
+    assert (found.name, found.trial, found.values) == ("baseline", "t0000", [2.0, 2.2])
+    assert found.value == pytest.approx(2.1)
 
 
-def test_small_numbers_of_tables_keep_their_digits():
-    table = pd.DataFrame({"p": [1.23456789e-11, math.nan], "runs": [3, 4], "name": ["a", None]})
-    rows = [{"p": 1.23456789e-11, "runs": 3, "name": "a"}, {"p": None, "runs": 4, "name": None}]
-    assert json.loads(json.dumps(result_json.records(table))) == rows
+def test_a_sentence_is_in_no_key_but_summary(tmp_path, monkeypatch):
+    noisy(folder := tmp_path / "night", repeats=(2.2,), others=(1.0, 4.0))
+    before = reading.as_json(reading.of_folder(folder))
+    monkeypatch.setattr(reading.sentences, "headline", lambda result: "another sentence")
+    after = reading.as_json(reading.of_folder(folder))
+    assert before.pop("summary")[1:] == after.pop("summary")[1:]
+    assert before == after
 
 
 def test_json_has_no_nan(capsys):

@@ -10,7 +10,7 @@ from tunediff import analysis, search_space
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
-from tunediff.report import outputs, study
+from tunediff.report import files, study
 from tunediff.tuning import experiment
 
 GRID = """
@@ -225,16 +225,15 @@ def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, k
     ends = {"failed": dict.fromkeys(range(9), ("oom", "full")), "running": {1: None}, "nothing": {}}[fate]
     measure = by_rung if kind == "ladder" else by_grid
     found = finished(tmp_path / "night", FIGURES[kind], measure, ends, number=0 if fate == "nothing" else None)
-    written = outputs.study(found, study.table(found))
-    assert set(written) == {"study.csv", "study.md", "study.png"}
-    assert written["study.png"].read_bytes().startswith(b"\x89PNG")
+    assert {"study.csv", "study.md", "study.png"} <= {*files.write_search(found)}
+    assert (found.folder / "study.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_search_without_a_study_has_no_table(tmp_path):
     content = yaml.safe_load(GRID)
     del content["study"]
     found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
-    assert "study.csv" not in outputs.write_all(found)
+    assert "study.csv" not in files.write_search(found)
     with pytest.raises(ConfigError, match="night: its search file has no study:"):
         study.table(found)
 

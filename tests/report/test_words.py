@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from tunediff.analysis.statistics import Difference
-from tunediff.report import words
+from tunediff.core import text as words
+from tunediff.report import sentences
+from tunediff.report.result import Effect
 
 SPACE = words.SPACE
 
@@ -60,7 +61,8 @@ def test_ratios_have_a_significant_digit(ratio, text):
     ],
 )
 def test_interval_of_a_ratio_has_the_decimals_of_its_width(ratio, text):
-    assert words.interval(Difference(*ratio), ratios=True) == text
+    value, low, high = ratio
+    assert sentences.interval(Effect(kind="ratio", value=value, low=low, high=high)) == text
 
 
 def test_a_duration_has_no_parts_of_nothing():

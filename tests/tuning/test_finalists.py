@@ -33,7 +33,7 @@ def test_finalists_run_again_in_the_cluster_of_their_search_or_in_none(search):
     assert [(run.status, run.config["seed"]) for run in short] == [("ok", 1000 + i // 2) for i in range(4)]
     started = sorted(short, key=lambda run: run.started)
     assert [run.name for run in started] == ["t0000", "t0001", "t0003", "t0002"]
-    assert "confirmed: " in one.log
+    assert "verdict: " in one.log
     assert one.log.count("dashboard http") == 1, "Ray has started again"
 
 
@@ -46,11 +46,11 @@ def test_two_configurations_are_compared(tmp_path, monkeypatch, capsys):
     words = ["waits.py", "lr=0.01", "--budget", "0.2s", "--pairs", "3", "--name", "two", "--no-check", "--json"]
     code, told = compare.main(words), json.loads(capsys.readouterr().out)
     assert code == {"better": 0, "no_difference": 10, "worse": 11}[told["verdict"]]
-    assert (told["pairs"], told["runs"]) == (3, 6)
+    assert (told["rule"]["rounds"], told["runs"]) == (3, 6)
     low, ratio, high = (told[key] for key in ("ratio_low", "ratio", "ratio_high"))
     if ratio is None:  # three runs of a second may differ so much that the interval says nothing of its size
         assert (low, high) == (None, None)
     else:
         assert low < ratio < high
     assert compare.main(["--resume", "two", "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["ratio"] == ratio
+    assert json.loads(capsys.readouterr().out)["candidates"][1]["effect"]["value"] == ratio

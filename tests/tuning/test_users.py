@@ -109,4 +109,4 @@ def test_a_users_workload_and_its_faults(search, tmp_path):
     assert "checking faulty.py: 2 steps and 2 evaluations on 2 ranks" in one.log
     assert re.search(r"t0000 ok +[\d.]+ s  accuracy [\d.]+ .*pairs/s", one.log)  # 1 where all are right
     assert "images" not in one.log
-    assert block(one.log)["best_value"]
+    assert block(one.log)["best"]

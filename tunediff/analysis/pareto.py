@@ -106,7 +106,7 @@ def trade_offs(results: Results) -> pd.DataFrame:
         values = frame.loc[measured, [results.metric, name]].to_numpy(dtype=float)
         on_front = front([(results.loss(value), sign * other) for value, other in values])
         frame[f"on_front_{name}"] = False
-        frame.loc[measured, f"on_front_{name}"] = on_front
+        frame.loc[measured, f"on_front_{name}"] = pd.Series(on_front, dtype=bool).to_numpy()
     return frame
 
 

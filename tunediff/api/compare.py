@@ -13,9 +13,8 @@ from tunediff.api.display import lines_of, show_figures
 from tunediff.api.options import CompareOptions, refuse_settings_of_commands
 from tunediff.command.template import shown
 from tunediff.config import ConfigError
-from tunediff.report import pair_summary, pair_words, style
-from tunediff.report import pairs as report
-from tunediff.report.pair_result import PairVerdict
+from tunediff.report import charts, page, reading, style, tables
+from tunediff.report.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,33 +36,31 @@ class PairedComparison:
         return self.folder.name
 
     @property
-    def verdict(self) -> PairVerdict:
+    def verdict(self) -> Result:
         """Return what the comparison has shown."""
-        values = self.json()
-        del values["schema"]
-        return PairVerdict(**values, sentences=pair_words.sentences(Comparison.read(self.folder)))
+        return reading.of_sides(Comparison.read(self.folder))
 
     def json(self) -> dict[str, Any]:
         """Return the result as `tunediff compare --json` prints it.
 
-        `tunediff/schemas/compare-output.json` describes its keys.
+        `tunediff/schemas/result-output.json` describes its keys.
         """
-        return as_printed(pair_summary.as_json(self.folder))
+        return as_printed(reading.as_json(self.verdict))
 
     def pairs(self) -> pd.DataFrame:
         """Return one row per pair, as pairs.csv: seed, value, samples per second, status."""
-        return report.frame(Comparison.read(self.folder))
+        return tables.pairs_frame(Comparison.read(self.folder))
 
     def figure(self) -> Figure:
         """Return a figure with the curves of all runs."""
         show_figures()
         with style.drawing():
-            return report.figure(Comparison.read(self.folder))
+            return charts.of_sides(Comparison.read(self.folder))
 
     def report(self) -> Path:
         """Write report.html into the folder of the comparison and return its path."""
         with called():
-            return report.write_all(Comparison.read(self.folder))
+            return page.write_sides(Comparison.read(self.folder))
 
     def resume(
         self, address: str | None = None, cpus: int | None = None, progress: bool = True

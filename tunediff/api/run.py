@@ -34,7 +34,7 @@ from tunediff.core.text import pluralize
 from tunediff.experiment.model import Experiment
 from tunediff.judge import frozen_code, ledger, locked_judge, proof, verification
 from tunediff.ray_backend import connection
-from tunediff.report import pair_summary, pair_words, plan, verdicts
+from tunediff.report import plan, reading, sentences
 from tunediff.report.console import Console
 from tunediff.report.heartbeat import Heartbeat
 from tunediff.report.listener import LISTENERS
@@ -225,8 +225,7 @@ def _announce(console: Console) -> None:
 
 
 def _tell(console: Console, confirmed: Comparison) -> None:
-    verdict = "; ".join(verdicts.so_far(confirmed)) or "nothing to compare"
-    console.say(f"after {pluralize(confirmed.analysis.rounds, 'seed')}: {verdict}")
+    console.say(sentences.progress(reading.of_confirmation(confirmed)))
 
 
 # ---- a comparison
@@ -270,7 +269,7 @@ def _activity(folder: Path, options: CompareOptions) -> Activity:
     settings = {"objective": asked.objective, "budget_s": asked.limit.budget, **asked.candidates}
     track = [] if options.track is None else ["--track", options.track]
     resume = text.command("compare", "--resume", folder.name, *track, storage=folder.parent)
-    result = functools.partial(pair_summary.as_json, folder)
+    result = functools.partial(reading.flat_of, folder)
     return Activity("compare", folder, resume, asked.objective, settings, options.track, result)
 
 
@@ -358,7 +357,7 @@ def _rounds(comparison: Comparison, say: Say) -> rounds.Rounds:
 
     def tell(now: Comparison) -> None:
         # a resumed one passes over the pairs that it has
-        if now.rounds and (words := pair_words.so_far(now)) != last_words[-1]:
+        if now.rounds and (words := sentences.progress(reading.of_sides(now))) != last_words[-1]:
             last_words.append(words)
             say(words)
 

@@ -33,9 +33,8 @@ from tunediff.core.lock import runner
 from tunediff.core.options import option
 from tunediff.experiment.model import RunLimit
 from tunediff.models import Saved
-from tunediff.report import context, page, style, summary, verdicts
-from tunediff.report.search_result import SearchVerdict
-from tunediff.report.sections import curves
+from tunediff.report import charts, context, page, reading, style
+from tunediff.report.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,9 +88,9 @@ class Search:
     def json(self) -> dict[str, Any]:
         """Return the result as `tunediff search --json` prints it.
 
-        `tunediff/schemas/search-output.json` describes its keys.
+        `tunediff/schemas/result-output.json` describes its keys.
         """
-        return as_printed(summary.as_json(self._evidence()))
+        return as_printed(reading.as_json(self.verdict))
 
     def trials(self) -> pd.DataFrame:
         """Return one row per trial: knobs by dotted name, value, status, times; the same as
@@ -107,23 +106,20 @@ class Search:
         """Return the best trial; None while no trial has a result."""
         if (trial := self._evidence().best) is None:
             return None
-        verdict = self.verdict
+        outcome = self._evidence().outcome(trial)
         return BestTrial(
             trial=trial.name,
-            configuration=verdict.best_configuration or {},
+            configuration=self._evidence().results.changed(trial),
             knobs=dict(trial.config),
-            value=verdict.best_value,
-            values=verdict.best_values,
+            value=outcome.value,
+            values=outcome.values,
             folder=self.folder,
         )
 
     @property
-    def verdict(self) -> SearchVerdict:
+    def verdict(self) -> Result:
         """Return what the search has shown."""
-        confirmation, values = self._evidence().confirmation, self.json()
-        del values["schema"]
-        sentences = verdicts.sentences(confirmation) if confirmation is not None else []
-        return SearchVerdict(**values, sentences=sentences)
+        return reading.of_search(self._evidence())
 
     def figure(self, kind: str = "curves") -> Figure:
         """Return a figure of the report: `curves` of all trials, `importance`, `effects`,
@@ -135,7 +131,7 @@ class Search:
         about = self._context()
         with style.drawing():
             if kind == "curves":  # also of trials with one evaluation, which the report leaves out
-                return curves.of_trials(about.results, about.highlights)
+                return charts.of_trials(about.results, about.highlights)
             builders = page.figures(about)
             if (figure := builders[kind]() if kind in builders else None) is not None:
                 return figure
@@ -146,7 +142,7 @@ class Search:
     def report(self) -> Path:
         """Write report.html into the folder of the search and return its path."""
         with called():
-            return page.write_all(self._context(), self.folder)["report"]
+            return page.write_search(self._context(), self.folder)
 
     def __repr__(self) -> str:
         return f"Search({str(self.folder)!r})"

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from tunediff import analysis, search_space
-from tunediff.analysis import evidence, journals
+from tunediff import search_space
+from tunediff.analysis import journals
 from tunediff.api.options import SearchOptions, SearchSetup, check_files
 from tunediff.command.search import check_baseline
 from tunediff.command.workload import CommandWorkload
@@ -29,7 +29,7 @@ from tunediff.inspector import probe
 from tunediff.inspector.probe import Measured
 from tunediff.integrations import tracking
 from tunediff.judge import frozen_code
-from tunediff.report import plan
+from tunediff.report import plan, reading
 from tunediff.search_space import SearchSpace
 from tunediff.training import number_formats
 from tunediff.tuning import at_once, experiment, resources, sessions
@@ -377,17 +377,12 @@ def activity(module: str, folder: Path, space: SearchSpace, resume: str = "") ->
         "seed": space.seed,
         **{f"budget.{name}": value for name, value in space.budget.lines.items()},
     }
-    result = functools.partial(_result, folder)
-    return Activity(module, folder, resume, space.metric, settings, space.track, result)
-
-
-def _result(folder: Path) -> dict[str, Any]:
-    """Return the result of a search as trackers show it."""
-    from tunediff.report import search_result, summary  # imports matplotlib
-
-    read = evidence.read(analysis.read(folder))
-    hidden = ("schema", *search_result.FILES)
-    values = {name: value for name, value in summary.as_json(read).items() if name not in hidden}
-    if read.best is not None:
-        values["best_configuration"] = text.knobs(read.results.changed(read.best))
-    return values
+    return Activity(
+        module,
+        folder,
+        resume,
+        space.metric,
+        settings,
+        space.track,
+        functools.partial(reading.flat_of, folder),
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 from tunediff.core import files
 
 STORAGE = files.STORAGE
+SPACE = "\N{NO-BREAK SPACE}"
 SCHEMA = 4
 """Version of what `--json` prints: raised when a key is renamed, removed, or changes type."""
 
@@ -87,6 +89,93 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [
         "  ".join([row[0].ljust(first), *map(str.rjust, row[1:], widths)]).rstrip() for row in rows
     ]
+
+
+def has_value(value: object) -> bool:
+    """Return whether a table cell has a value: pandas stores missing values as NaN."""
+    return value is not None and not (isinstance(value, float) and math.isnan(value))
+
+
+def rounded(value: float | None) -> str:
+    """Return a number with at most four digits: `4,013`, `0.661`; '' if it is None or NaN."""
+    if value is None or math.isnan(value):
+        return ""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e15 else number(float(value))
+
+
+def signed(value: float) -> str:
+    """Return a number with its sign: `+0.012`, `−3`."""
+    return f"{'−' if value < 0 else '+'}{number(abs(float(value)))}"
+
+
+def versus(value: float | None, ratios: bool) -> str:
+    """Return a ratio, `0.53` or `0.00412`, or else a difference, `+0.012`; '' if unknown."""
+    if value is None or math.isnan(value):
+        return ""
+    is_small = 0 < abs(value) < 0.01
+    return signed(value) if not ratios else number(value) if is_small else f"{value:,.2f}"
+
+
+def times(ratio: float | None) -> str:
+    """Return a ratio: `1.61×`; '' if it is None or NaN."""
+    return f"{words}×" if (words := versus(ratio, ratios=True)) else ""
+
+
+def percent(share: float) -> str:
+    """Return a share as percent: `38 %`, `0.4 %`, `0.04 %`, with a no-break space."""
+    if 0 < abs(share) < 0.00095:
+        return f"{100 * share:.1g}{SPACE}%"
+    return f"{100 * share:.{0 if abs(share) >= 0.095 or share == 0 else 1}f}{SPACE}%"
+
+
+def size(value: float, ratios: bool) -> str:
+    """Return the size of a difference: percent if values are compared by ratios."""
+    return percent(value) if ratios else number(value)
+
+
+def secs(value: float) -> str:
+    """Return seconds: `12.4 s`, with a no-break space."""
+    return f"{number(float(value))}{SPACE}s"
+
+
+def duration(value: float) -> str:
+    """Return `47 s`, `2 min`, `12 min 30 s` or `3 h 5 min`, with no-break spaces."""
+    if value < 59.5:
+        return secs(round(value, 1)) if value == 0 or value >= 0.1 else f"<{SPACE}0.1{SPACE}s"
+    minutes, rest = divmod(round(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    parts = ((hours, "h"), (minutes, "min")) if hours else ((minutes, "min"), (rest, "s"))
+    return SPACE.join(f"{count:,}{SPACE}{unit}" for count, unit in parts if count)
+
+
+def with_sd(values: Sequence[float]) -> str:
+    """Return mean and standard deviation: `1.44 ± 0.12`; of one value the value, of none ''.
+
+    Both have the decimals of three significant digits of the mean and two of the deviation.
+    """
+    if len(values) < 2 or not any(values):
+        return number(float(values[0])) if values else ""
+    middle, spread = statistics.fmean(values), statistics.stdev(values)
+    if abs(middle) <= 1e-9 * spread:  # a mean of 0, up to rounding
+        middle = 0.0
+    digits = max(0, 2 - math.floor(math.log10(abs(middle)))) if middle else 0
+    if spread > 1e-9 * abs(middle):  # less is an error of rounding
+        digits = max(digits, 1 - math.floor(math.log10(spread)))
+    return f"{middle:,.{digits}f} ± {spread:,.{digits}f}"
+
+
+def short(name: str, limit: int) -> str:
+    """Shorten a name to `limit` characters by its middle, because names differ at their ends."""
+    if len(name) <= limit:
+        return name
+    head = max(1, limit) // 2
+    return f"{name[:head]}…{name[len(name) - max(0, limit - head - 1) :]}"
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; the first row holds the headings."""
+    head, *others = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([head, "|" + "---|" * len(rows[0]), *others])
 
 
 def pluralize(count: int, singular: str, plural: str = "") -> str:

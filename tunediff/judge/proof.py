@@ -27,7 +27,7 @@ from tunediff.core.trial_record import JOURNAL
 from tunediff.experiment import model
 from tunediff.judge import frozen_code, locked_judge
 from tunediff.judge.frozen_code import sha256
-from tunediff.report import pair_summary
+from tunediff.report import reading, text
 from tunediff.tuning import sessions
 from tunediff.tuning.local import OUTPUT
 
@@ -49,8 +49,6 @@ def check(out: Path) -> None:
 
 def write(folder: Path, out: Path) -> None:
     """Write into `out` what proves the comparison in `folder`. Raises `OSError`, `ConfigError`."""
-    from tunediff.report import pairs as report  # imports matplotlib
-
     comparison = Comparison.read(folder)
     paths = [folder / name for name in FILES]
     for side in recorded.SIDES:
@@ -62,9 +60,10 @@ def write(folder: Path, out: Path) -> None:
         copy(path, out / path.relative_to(folder))
     changed, large = _copy_sources(comparison, out)
 
-    result = {**pair_summary.as_json(folder), "results": ".", "report": ""}
+    result = {**reading.as_json(reading.of_sides(comparison)), "files": {}}
+    del result["summary"]  # words of this version, which no check compares
     write_text(out / RESULT, json.dumps(result, indent=2, default=str) + "\n")
-    write_text(out / COMMENT, report.comment(comparison) + "\n")
+    write_text(out / COMMENT, text.comment(comparison) + "\n")
     runs = sorted(comparison.runs, key=lambda run: run.started)
     content = {
         "format": cfg.FORMAT,

@@ -27,11 +27,12 @@ from tunediff.core.files import CODE as FOLDER
 from tunediff.core.files import write_text
 from tunediff.core.outcomes import Status
 from tunediff.core.refusals import check_name, check_new, timed_name, writing
+from tunediff.core.text import rounded
 from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment import model
 from tunediff.judge import frozen_code, locked_judge, proof
-from tunediff.report.pair_summary import measured
-from tunediff.report.words import interval, rounded
+from tunediff.report.reading import effect_of, measured
+from tunediff.report.sentences import interval
 from tunediff.tuning import at_once
 
 TOLERANCE = 1e-9
@@ -78,15 +79,12 @@ def check(folder: Path) -> CheckedFolder:
     comparison = Comparison.read(folder)
     cfg.check_format(said.get("format"), f"{folder / proof.FILE}: format")
     files, large = said.get("files", {}), said.get("not_copied", {})
-    computed = measured(comparison) | {
-        "first_seed": code["first_seed"],
-        "seeds_drawn": code["drawn"],
-    }
-    for side, name in zip(recorded.SIDES, ("a", "b"), strict=True):
-        computed |= {
-            name: comparison.experiment.candidates[side],
-            f"{name}_digest": code[side]["digest"],
-        }
+    seeds = {"first_seed": code["first_seed"], "seeds_drawn": code["drawn"]}
+    computed = measured(comparison)
+    computed["sides"] |= seeds
+    for side, candidate in zip(recorded.SIDES, computed["candidates"], strict=True):
+        candidate["name"] = comparison.experiment.candidates[side]
+        candidate["digest"] = code[side]["digest"]
     faults = [
         *_other_files(folder, files),
         *_other_rules(comparison),
@@ -134,11 +132,20 @@ def _other_rules(comparison: Comparison) -> Iterator[str]:
 def _other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[str]:
     """Yield each key of the result that the journals contradict."""
     for key, value in computed.items():
-        if not _equal(value, said.get(key)):
-            yield f"{key}: {said.get(key)} in {proof.RESULT}, {value} by the journals"
+        other = said.get(key)
+        parts = zip(value, other, strict=False) if isinstance(value, list) and other else ()
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            yield from _other_numbers(value, other)
+        elif not _equal(value, other):
+            yield f"{key}: {other} in {proof.RESULT}, {value} by the journals"
+        elif parts and isinstance(value[0], Mapping):
+            for one, two in parts:
+                yield from _other_numbers(one, two)
 
 
 def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return True  # compared key by key
     if isinstance(one, list) and isinstance(other, list):
         return len(one) == len(other) and all(map(_equal, one, other))
     if isinstance(one, float) and isinstance(other, int | float):
@@ -152,7 +159,7 @@ def _other_comment(file: Path, comparison: Comparison) -> Iterator[str]:
     first, test = text.partition("\n")[0], comparison.analysis
     verdict, effect = (
         f"**tunediff: {comparison.verdict}.**",
-        interval(test.differences[0], test.ratios),
+        interval(effect_of(test.differences[0], test.ratios)),
     )
     if not first.startswith(verdict):
         yield f"{file.name}: does not begin with {verdict}"

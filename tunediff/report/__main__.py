@@ -31,11 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     folder = search_space.folder_of(args.name, args.storage)
     about, out = context.read(folder, args.name, args.storage), args.out or folder
     with writing("--out", out):
-        written = page.write_all(about, out)
+        written = page.write_search(about, out)
     remote.push_or_warn(out)
-    cli.result(written, args.json)
+    cli.result({"report": written}, args.json)
     if args.open:
-        cli.open_in_browser(written["report"])
+        cli.open_in_browser(written)
     return cli.OK
 
 

@@ -21,8 +21,7 @@ from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import plan
 from tunediff.report.heartbeat import Heartbeat
-from tunediff.report.verdicts import OTHERS
-from tunediff.report.words import noted, versus
+from tunediff.report.sentences import OTHERS
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
 
@@ -215,7 +214,7 @@ class Console(Listener):
 
     def _compared(self, value: float | None) -> str:
         """Return `0.53× baseline` or `+0.012 vs. baseline`; '' if it is unknown."""
-        words = versus(value, self.results.ratios)
+        words = text.versus(value, self.results.ratios)
         return f"{words}{'×' if self.results.ratios else ' vs.'} baseline" if words else ""
 
     def best_words(self) -> str:
@@ -224,7 +223,8 @@ class Console(Listener):
         if best is None:
             return ""
         outcome = self.evidence.outcome(best)
-        return noted(f"best {best.name} {text.number(outcome.value)}", outcome)
+        words = [f"best {best.name} {text.number(outcome.value)}", outcome.failure_note]
+        return ", ".join(filter(None, words))
 
     def remaining_words(self) -> str:
         """Return how long the trials that are left take, by the mean of this session's and within

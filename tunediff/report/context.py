@@ -1,4 +1,4 @@
-"""Read a search once and hold what the sections of its report share."""
+"""Read a search once and hold what the sections of its page share."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tunediff.analysis import Results, journals
+from tunediff.analysis import Results, confirming_runs, journals
 from tunediff.analysis.comparison import Comparison
-from tunediff.analysis.confirming_runs import counting, folder_within, latest
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
 from tunediff.analysis.importance import Importance, importance, searched
 from tunediff.analysis.journals import SearchSession
@@ -22,6 +20,8 @@ from tunediff.core import text
 from tunediff.core.colors import BASELINE, WINNER
 from tunediff.core.text import pluralize
 from tunediff.core.trial_record import TrialRecord
+from tunediff.report import reading
+from tunediff.report.result import Result
 from tunediff.tuning.sessions import confirming_folders
 
 
@@ -41,18 +41,17 @@ class Highlights:
     def of(cls, evidence: Evidence) -> Highlights:
         """Return the best trial and the baseline run with the same seed."""
         best, base = evidence.best, evidence.baseline_of_best
-        if best is None:
-            return cls(base, None, "best")
         role = "winner" if evidence.winner else "best"
-        return cls(base, best, role, evidence.seconds_to_baseline(best))
+        return cls(
+            base, best, role, evidence.seconds_to_baseline(best) if best is not None else None
+        )
 
     @property
     def rival(self) -> TrialRecord | None:
         """Return the best trial if it is not the baseline."""
         base, winner = self.baseline, self.winner
-        return (
-            None if base is not None and winner is not None and base.name == winner.name else winner
-        )
+        is_base = base is not None and winner is not None and base.name == winner.name
+        return None if is_base else winner
 
     def pairs(self) -> list[tuple[TrialRecord, str, str]]:
         """Return (trial, colour, role `baseline`, `best` or `winner`), the baseline first."""
@@ -61,10 +60,8 @@ class Highlights:
 
     def shown(self) -> list[tuple[TrialRecord, str, str]]:
         """Return `pairs` for figures: a baseline that is best is labelled with both roles."""
-        pairs = self.pairs()
-        if self.winner is not None and self.rival is None:
-            return [(trial, color, f"{role}, {self.winner_is}") for trial, color, role in pairs]
-        return pairs
+        is_both = f", {self.winner_is}" if self.winner is not None and self.rival is None else ""
+        return [(trial, color, role + is_both) for trial, color, role in self.pairs()]
 
     def color(self, name: str) -> str | None:
         """Return the colour of a trial; None if it is neither of the two."""
@@ -77,7 +74,7 @@ class Highlights:
 
 @dataclasses.dataclass(frozen=True)
 class ReportContext:
-    """The results of a search and the analyses that several sections of the report need."""
+    """The results of a search and the analyses that several sections of the page need."""
 
     results: Results
     unreadable: dict[str, str]
@@ -87,8 +84,6 @@ class ReportContext:
     """The best trial, its speed-up and the noise, from the search and its confirming runs."""
     confirming: str
     """Sentence about confirming runs that are incomplete or unreadable, or ''."""
-    confirming_results: list[Results]
-    """Results of every folder of confirming runs, one confirmation each."""
     quality: Importance | None
     """Importance of the knobs for the objective; None: it is speed, or trials are too few."""
     throughput: Importance | None
@@ -103,18 +98,19 @@ class ReportContext:
     def highlights(self) -> Highlights:
         return Highlights.of(self.evidence)
 
-    @property
-    def over(self) -> bool:
-        """Whether the search has ended."""
-        return journals.over(self.results, self.sessions)
+    @functools.cached_property
+    def result(self) -> Result:
+        return reading.of_search(self.evidence)
 
     @property
-    def label(self) -> str:
-        return self.results.title
+    def tested(self) -> Comparison | None:
+        """Return the comparison over several seeds that the verdict rests on; None without one."""
+        return self.evidence.confirmation or self.evidence.compared
 
     @property
-    def unit(self) -> str:
-        return self.results.unit
+    def leader(self) -> Candidate | None:
+        """Return the candidate that is drawn as the winner."""
+        return self.tested.winner if self.tested is not None else None
 
     @property
     def best_words(self) -> str:
@@ -139,36 +135,10 @@ def protocol(results: Results) -> str:
     return str(describe(results.space.baseline)) if describe is not None else ""
 
 
-def objective_meaning(context: ReportContext) -> str:
-    """Return a sentence on what the objective is and how it was measured."""
-    results, unit = context.results, context.unit
-    if results.by_rate:
-        return (
-            f"{unit}/s: {unit} trained per second, waiting for {unit} included and compilation not."
-        )
-    quantity = results.quantity(results.metric)
-    until = f"{results.clock.seconds} until {results.target}" if results.by_time else ""
-    details = [
-        until or (quantity.label if quantity.label != context.label else ""),
-        protocol(results),
-        f"{'lower' if results.lower_is_better else 'higher'} is better",
-        "" if until else quantity.meaning,
-    ]
-    return f"{context.label}: {'; '.join(filter(None, details))}."
-
-
-def marked(compared: Comparison, best: Candidate | None) -> list[str]:
-    """Return the CSS class of every row of a table with one row per configuration."""
-    return [
-        "baseline" if one.is_baseline else "winner" if one is best else ""
-        for one in compared.candidates
-    ]
-
-
 def read(
     folder: Path, name: str = "", storage: Path = text.STORAGE, now: float | None = None
 ) -> ReportContext:
-    """Read a search and everything that its report needs.
+    """Read a search and everything that its page needs.
 
     name: of the search as typed; default: the folder's. storage: folder of all searches. now: Unix
     time; default: the current time. Raises `ConfigError` if the folder holds no search.
@@ -176,7 +146,7 @@ def read(
     results, unreadable = journals.read(folder)
     confirmation, confirming = _confirmation(results)
     evidence = Evidence(results, confirmation)
-    if folder_within(folder):
+    if confirming_runs.folder_within(folder):
         evidence = of_confirming_runs(results, journals.read(folder.parent)[0])
 
     def quality(trial: TrialRecord) -> float | None:
@@ -189,7 +159,6 @@ def read(
         sessions=journals.sessions(folder),
         evidence=evidence,
         confirming=confirming,
-        confirming_results=list(_readable(confirming_folders(folder))),
         quality=None if results.by_rate else importance(results, quality, results.ratios),
         throughput=importance(results, rate),
         name=name or folder.name,
@@ -198,30 +167,29 @@ def read(
     )
 
 
-def _readable(folders: Iterable[Path]) -> Iterator[Results]:
-    """Yield the results of folders that were not removed or damaged since."""
-    for folder in folders:
+def confirming_results(folder: Path) -> list[Results]:
+    """Return the results of each folder of confirming runs that is not damaged."""
+    found = list[Results]()
+    for place in confirming_folders(folder):
         with contextlib.suppress(ConfigError):
-            yield journals.read(folder)[0]
-
-
-def _read_results(folder: Path) -> Results:
-    return journals.read(folder)[0]
+            found.append(journals.read(place)[0])
+    return found
 
 
 def _confirmation(results: Results) -> tuple[Comparison | None, str]:
     """Return the newest confirmation, and a sentence if its runs are incomplete or unreadable."""
-    if results.space.confirm is None or (folder := latest(results)) is None:
+    folder = confirming_runs.latest(results) if results.space.confirm is not None else None
+    if folder is None:
         return None, ""
     try:
         runs, unreadable = journals.read(folder)
     except ConfigError as error:
         return None, f"The confirming runs cannot be read: {error}"
-    confirmation = counting(results, runs, _read_results)
+    found = confirming_runs.counting(results, runs, lambda place: journals.read(place)[0])
     sentences = []
-    if confirmation is None or not confirmation.ended:
+    if found is None or not found.ended:
         ended = pluralize(sum(trial.finished for trial in runs.trials), "run has", "runs have")
         sentences.append(f"The confirming runs are not complete: {ended} ended.")
     if unreadable:
         sentences.append(f"{len(unreadable)} of their journals cannot be read.")
-    return confirmation, " ".join(sentences)
+    return found, " ".join(sentences)

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunediff import analysis
-from tunediff.analysis import evidence
 from tunediff.analysis.comparison import Comparison
 from tunediff.core.listeners import Activity, Listener, Say
 from tunediff.integrations import copier, tracking
@@ -40,20 +38,20 @@ class ReportWriter(Listener):
 
 # Imports inside: matplotlib takes seconds, and no search waits for it before its first trial.
 def _of_search(folder: Path) -> None:
-    from tunediff.report import context, outputs, page
+    from tunediff.report import context, files, page
 
-    read = evidence.read(analysis.read(folder))
-    outputs.write_all(read.results)
-    if (confirmed := read.confirmation) is not None:
-        outputs.write_all(confirmed.results)
-        outputs.confirmation(confirmed)
-    page.write_all(context.read(folder, folder.name, folder.parent), folder)
+    about = context.read(folder, folder.name, folder.parent)
+    files.write_search(about.results)
+    if (confirmed := about.evidence.confirmation) is not None:
+        files.write_search(confirmed.results)
+    page.write_search(about, folder)
 
 
 def _of_comparison(folder: Path) -> None:
-    from tunediff.report import pairs as page
+    from tunediff.report import files, page
 
-    page.write_all(Comparison.read(folder))
+    files.write_sides(Comparison.read(folder))
+    page.write_sides(Comparison.read(folder))
 
 
 LISTENERS = (reports, tracking.listeners, copier.listeners)

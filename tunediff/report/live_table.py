@@ -23,7 +23,6 @@ from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report.console import Console
-from tunediff.report.words import short, versus
 from tunediff.search_space import SearchSpace
 
 CHANGES = "changes to the baseline"
@@ -129,12 +128,12 @@ class LiveTable(Console):
         if values:
             ratio = self.versus_at(trial, last(trial, "index"), values[-1])
             ratio = results.versus_baseline(trial) if results.by_time else ratio
-            compared, value = versus(ratio, results.ratios), text.number(values[-1])
+            compared, value = text.versus(ratio, results.ratios), text.number(values[-1])
             status = ", ".join(filter(None, [status, results.outcome_of(trial).failure_note]))
         cells = {
             "trial": self.display_name(trial.name),
             CHANGES: self.changes(trial.drawn),
-            f"{short(results.title, 26)} {'↓' if results.lower_is_better else '↑'}": value,
+            f"{text.short(results.title, 26)} {'↓' if results.lower_is_better else '↑'}": value,
             results.versus_heading: compared,
         }
         if not results.by_rate:

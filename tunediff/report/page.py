@@ -1,108 +1,140 @@
-"""Write the report of a search: one self-contained HTML file.
+"""Write the page of an experiment: one self-contained HTML file, and its result as JSON beside it.
 
-Every section begins with a sentence that states its result, and is left out if it has none. Facts
-come from `tunediff.analysis`; `html` escapes everything that comes from files.
+The templates escape all text, which may come from anybody's files.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 import time
-from collections.abc import Callable
 from pathlib import Path
 
-from tunediff.analysis.journals import not_begun
+import jinja2
+from markupsafe import Markup, escape
+
+from tunediff.analysis import journals, sides
+from tunediff.analysis.comparison import Comparison
+from tunediff.core import colors, environment
 from tunediff.core.files import write_atomically
-from tunediff.core.text import pluralize
-from tunediff.report import html
+from tunediff.core.text import duration, pluralize
+from tunediff.report import reading, sections, style, tables
+from tunediff.report.charts import Build
 from tunediff.report.context import ReportContext
-from tunediff.report.figures import Build, Figures
-from tunediff.report.html import PAGE, Html, el, join
-from tunediff.report.sections import curves, knobs, reproduce, seeds, speed, trials, why, won
-from tunediff.report.words import duration
+from tunediff.report.result import JSON, PAGE, Result
+from tunediff.report.sections import Block
 
-Section = Callable[[ReportContext, Figures], Html | None]
-
-SECTIONS: tuple[tuple[str, str, Section], ...] = (
-    ("won", "Result", won.won),
-    ("seeds", "All configurations over their seeds", seeds.seeds),
-    ("study", "The study", trials.study),
-    ("curves", "{label} against {seconds}: all trials", curves.curves),
-    ("why", "{why}", why.why),
-    ("samples", "Samples", won.samples),
-    ("importance", "Knob importance", knobs.importance),
-    ("effects", "Knob effects", knobs.effects),
-    ("trade-offs", "Trade-offs", speed.trade_offs),
-    ("failures", "Failures", trials.failures),
-    ("trials", "Every trial", trials.trials),
-    ("reproduce", "Reproduce", reproduce.reproduce),
-)
-"""(id, heading, function that builds the content), in reading order."""
+Contents = list[tuple[str, str, list[Block]]]
+"""(id, heading, blocks) of the sections that say something."""
 
 
-def write_all(context: ReportContext, out: Path) -> dict[str, Path]:
-    """Write the page into `out`; return its path as `report`. Raises `OSError`."""
-    figures, sections = Figures(), list[tuple[str, str, Html]]()
-    seconds, about_best = context.results.clock.seconds, why.heading(context)
-    for name, heading, build in SECTIONS:
-        if (content := build(context, figures)) is not None:
-            title = heading.format(why=about_best, label=context.label, seconds=seconds)
-            # The name of an objective may begin in lower case, a heading does not.
-            sections.append((name, title[:1].upper() + title[1:], content))
-    command = el("code", context.command("report"))
-    again = el("p", "Written by ", command, "; run it again during the search for newer numbers.")
-    foot = join(again, el("p", f"Data: trials.csv and curves.csv in {context.results.folder}"))
-    write(out, f"{context.results.folder.name}: report", _head(context), sections, foot)
-    return {"report": out / PAGE}
+def of_search(about: ReportContext) -> Contents:
+    """Return the sections of a search, in reading order."""
+    better = about.highlights.winner is not None and about.evidence.better(about.highlights.winner)
+    why = "Why it wins" if about.evidence.winner else "Why it is better"
+    parts = (
+        ("result", "Result", sections.result),
+        ("study", "The study", tables.study),
+        ("curves", "All trials", sections.curves),
+        ("why", why if better else f"{about.best_words} and the baseline", sections.why),
+        ("samples", "Samples", sections.samples),
+        ("importance", "Knob importance", sections.importance),
+        ("effects", "Knob effects", sections.effects),
+        ("trade-offs", "Trade-offs", sections.trade_offs),
+        ("failures", "Failures", tables.failures),
+        ("trials", "Every trial", tables.trials),
+        ("reproduce", "Reproduce", tables.reproduce),
+    )
+    made = [
+        (name, heading[:1].upper() + heading[1:], build(about)) for name, heading, build in parts
+    ]
+    return [section for section in made if section[2]]
 
 
-def write(
-    out: Path, title: str, head: Html, sections: list[tuple[str, str, Html]], foot: Html
-) -> None:
-    """Write a page into the folder `out`; for the other arguments see `html.page`."""
-    content = html.page(title, head, sections, foot).encode("utf-8", "replace")
-    write_atomically(out / PAGE, lambda file: file.write(content))
-
-
-def figures(context: ReportContext) -> dict[str, Build]:
+def figures(about: ReportContext) -> dict[str, Build]:
     """Return what builds each figure of the page, by name; it returns None for no figure."""
-    drawn = Figures(drawn=False)
-    for _, _, build in SECTIONS:
-        build(context, drawn)
-    return drawn.builders
+    blocks = [part for _, _, blocks in of_search(about) for part in blocks]
+    return {part["name"]: part["build"] for part in blocks if part["kind"] == "figure"}
 
 
-def _head(context: ReportContext) -> Html:
-    results, space = context.results, context.results.space
-    budget = f"{duration(space.budget.per_trial_s)} of {results.clock.what} per trial"
-    judged_by = f"time to {context.results.target}" if context.results.by_time else context.label
-    about = f"{space.workload.title}, {budget}, judged by {judged_by}"
-    return join(
-        el("h1", results.folder.name),
-        el("p", about, " ", el("span", _state(context), class_="state"), class_="soft"),
+def write_search(about: ReportContext, out: Path) -> Path:
+    """Write page and JSON of a search into `out`; return the page. Raises `OSError`."""
+    results, now = about.results, about.now
+    space, running = results.space, [one for one in results.trials if not one.finished]
+    judged_by = f"time to {results.target}" if results.by_time else results.title
+    per_trial = f"{duration(space.budget.per_trial_s)} of {results.clock.what} per trial"
+    planned, ended = space.budget.trials, len(results.trials) - len(running)
+    confirmed, session = about.evidence.confirmation, about.sessions[-1] if about.sessions else None
+    state = "running, or killed"
+    if ended >= planned:
+        complete = not about.confirming or (confirmed is not None and confirmed.ended)
+        state = "finished" if complete else "trials finished, confirming runs not complete"
+    elif session is None or session.end is not None:
+        state = "" if session is None else "ended" if session.complete else "interrupted"
+    left_out = journals.not_begun(results, about.sessions)
+    latest = max((trial.last_written for trial in results.trials), default=0.0)
+    written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(now))
+    said = [
+        state,
+        f"{ended:,} of {pluralize(planned, 'trial')} ended",
+        f"{len(running)} under way" if state.startswith("running") else "",
+        f"not begun: {left_out}" if left_out and ended < planned else "",
+        written,
+        f"last update {duration(max(0.0, now - latest))} earlier"
+        if state.startswith("running") and latest
+        else "",
+    ]
+    return _write(
+        out,
+        title=results.folder.name,
+        about=f"{space.workload.title}, {per_trial}, judged by {judged_by}",
+        state=" · ".join(filter(None, said)),
+        sections=of_search(about),
+        command=about.command("report"),
+        foot=f"Data: trials.csv and curves.csv in {results.folder}",
+        found=about.result,
     )
 
 
-def _state(context: ReportContext) -> str:
-    """Return whether the search is over, how many trials ended, and when the page was written."""
-    results, sessions = context.results, context.sessions
-    planned = results.space.budget.trials
-    ended = sum(trial.finished for trial in results.trials)
-    count = f"{ended:,} of {pluralize(planned, 'trial')} ended"
-    written = time.strftime("written %Y-%m-%d %H:%M", time.localtime(context.now))
-    if ended >= planned:
-        confirmation = context.evidence.confirmation
-        complete = not context.confirming or (confirmation is not None and confirmation.ended)
-        state = "finished" if complete else "trials finished, confirming runs not complete"
-        words = [state, count, written]
-    elif not sessions:
-        words = [count, written]
-    elif sessions[-1].end is not None:
-        left_out = not_begun(results, sessions)
-        state = "ended" if sessions[-1].complete else "interrupted"
-        words = [state, count, f"not begun: {left_out}" if left_out else "", written]
-    else:
-        under_way = f"{len(results.trials) - ended} under way"
-        words = ["running, or killed", f"{count}, {under_way}", written]
-        if latest := max((trial.last_written for trial in results.trials), default=0.0):
-            words.append(f"last update {duration(max(0.0, context.now - latest))} earlier")
-    return " · ".join(filter(None, words))
+def write_sides(comparison: Comparison) -> Path:
+    """Write page and JSON of a comparison into its folder; return the page. Raises `OSError`."""
+    found = reading.of_sides(comparison)
+    machine = next((environment.hardware(run.environment) for run in comparison.runs), "")
+    length = f"{sides.run_length(comparison)} per run, judged by {found.metric}"
+    return _write(
+        comparison.folder,
+        title=comparison.folder.name,
+        about="; ".join(filter(None, [length, machine])),
+        state="",
+        sections=tables.of_sides(comparison, found),
+        foot="Data: pairs.csv in this folder",
+        found=found,
+    )
+
+
+def _write(out: Path, found: Result, **content: object) -> Path:
+    loader = jinja2.PackageLoader("tunediff.report", "templates")
+    surroundings = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    surroundings.filters |= {"breakable": _breakable, "base64": _base64, "drawn": _drawn}
+    template = surroundings.get_template("page.html")
+    page = template.render(winner=colors.WINNER, baseline=colors.BASELINE, **content)
+    printed = json.dumps(reading.as_json(found), indent=1, default=str)
+    for name, text in ((PAGE, page), (JSON, printed)):
+        data = text.encode("utf-8", "replace")
+        write_atomically(out / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
+    return out / PAGE
+
+
+def _breakable(text: object) -> Markup:
+    """Return text that may break after the dots, underscores and equals signs of names."""
+    return Markup("<wbr>").join(map(escape, re.split(r"(?<=[._=])(?<!\d\.)(?=\w)", str(text))))
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()
+
+
+def _drawn(build: Build) -> str:
+    """Return a figure as SVG in base64; '' where there is none."""
+    return _base64(style.draw(build, "svg") or b"")

@@ -18,11 +18,11 @@ from tunediff.analysis.speed import measured_runs
 from tunediff.config import ConfigError
 from tunediff.core import colors, text
 from tunediff.core import trial_record as record
+from tunediff.core.environment import hardware
 from tunediff.core.outcomes import Status
-from tunediff.core.text import knob_value, number
+from tunediff.core.text import has_value, knob_value, number, short
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
-from tunediff.report.words import fitted, has_value, short
 from tunediff.search_space.study import OPERATIONS, Study
 
 DETAILS = ("trial", "status", "reason", "not_effective", "disturbed")
@@ -197,6 +197,18 @@ def _without(knobs: Knobs, left_out: str = "seed") -> dict[str, object]:
     return {name: value for name, value in knobs.items() if not f"{name}.".startswith(prefix)}
 
 
+def measured_on(results: Results) -> str:
+    """Return device, cores, torch version and budget in one line; '': no trial has begun."""
+    environments = (trial.environment for trial in results.trials)
+    environment = next((known for known in environments if "device" in known), None)
+    if environment is None:
+        return ""
+    cores = f"{environment.get('cpu_cores', '?')} CPU cores"
+    torch = f"torch {environment.get('versions', {}).get('torch', '?')}"
+    budget = f"{text.seconds(results.space.budget.per_trial_s)} {results.clock.what} each"
+    return f"{hardware(environment)}, {cores}, {torch}, {budget}"
+
+
 # ---- derived
 def _derive(data: pd.DataFrame, baseline: Knobs) -> None:
     """Add the quantities that follow from a row's numbers and those of other rows, in place."""
@@ -249,7 +261,7 @@ def figure(table: StudyTable, subtitle: str) -> Figure:
         stacked = many and "alone" not in lengths
         look: dict[str, Any] = {"color": colors.SERIES if many else colors.PLAIN}
         bars = lengths.iloc[::-1].fillna(0.0)
-        bars.index = [fitted(str(name), 50) for name in bars.index]
+        bars.index = [short(str(name), 50) for name in bars.index]
         bars.plot.barh(ax=axes, stacked=stacked, width=0.8, legend=False, **look)
         ends = lengths.iloc[::-1].sum(axis=1) if stacked else None
         for place, box in enumerate(axes.containers):

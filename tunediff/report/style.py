@@ -22,9 +22,8 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
-from tunediff.analysis import Results
 from tunediff.core import colors
-from tunediff.report.words import short
+from tunediff.core.text import short
 
 INK, SOFT, GREY, RULE = "#1f1e1b", "#69675f", colors.OTHER, "#e2dfd6"
 WIDTH_IN = 9.1
@@ -91,12 +90,6 @@ def sheet(
     return figure, list(axes.flat)
 
 
-def in_first_column(axes: Axes) -> bool:
-    """Whether this panel is in the first column, where the y axis is labelled."""
-    spec = axes.get_subplotspec()
-    return spec is None or spec.is_first_col()
-
-
 def add_title(figure: Figure, text: str) -> None:
     """Add a title, wrapped at the figure's width, and increase the figure's height by its lines."""
     width_in, height_in = figure.get_size_inches()
@@ -135,21 +128,6 @@ def annotate(
     axes.annotate(words, at, xytext=shift, **(look | more))
 
 
-CURVE: dict[str, Any] = {"marker": "o", "markersize": 4.0}
-RING: dict[str, Any] = {
-    "marker": "o", "markerfacecolor": "white", "markeredgewidth": 1.7, "zorder": 5,
-    "linestyle": "none",
-}  # fmt: skip
-"""Looks of a curve through evaluations, and of a hollow dot for a point between two of them."""
-
-
-def ring(
-    axes: Axes, at: tuple[float, float], color: str, size: float = 8.0, label: str | None = None
-) -> None:
-    """Draw a hollow dot, for a point between two evaluations."""
-    axes.plot([at[0]], [at[1]], color=color, markersize=size, label=label, **RING)
-
-
 def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, str]]) -> None:
     """Label the ends of lines without overlaps; `ends`: (point, colour, text)."""
     # On the screen: what overlaps depends on the scale of the axis.
@@ -161,27 +139,17 @@ def label_line_ends(axes: Axes, ends: Sequence[tuple[tuple[float, float], str, s
 
 
 # ---- axes
-def objective_axis(
-    axes: Axes,
-    results: Results,
-    positive: bool,
-    axis: Literal["x", "y"] = "y",
-    of_curves: bool = False,
-) -> None:
+def objective_axis(axes: Axes, title: str, lower: bool, positive: bool) -> None:
     """Label and scale the axis of the objective: logarithmic if it is minimized and `positive` in
-    this chart. `of_curves`: the axis is that of the curves, whose end the objective may not be."""
-    title, lower = results.title, results.lower_is_better
-    if of_curves:
-        _, title, lower = results.curve_quantity
+    this chart."""
     name, better = short(title, 30), "lower" if lower else "higher"
-    side = axes.yaxis if axis == "y" else axes.xaxis
-    if axis == "x" or in_first_column(axes):
-        between = "\n" if len(name) > 20 else " "
-        side.set_label_text(f"{name},{between}{better} is better")
-    side.set_major_formatter(tick_formatter())
+    spec = axes.get_subplotspec()
+    if spec is None or spec.is_first_col():
+        axes.set_ylabel(f"{name},{chr(10) if len(name) > 20 else ' '}{better} is better")
+    axes.yaxis.set_major_formatter(tick_formatter())
     if positive and lower:
-        axes.set(**{f"{axis}scale": "log"})
-        plain_logarithms(side)
+        axes.set_yscale("log")
+        plain_logarithms(axes.yaxis)
     axes.grid(True, axis="y")
 
 

@@ -1,1 +1,0 @@
-"""The sections of a report: each function returns its part of the page, or None."""

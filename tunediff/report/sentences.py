@@ -1,0 +1,492 @@
+"""Say what a result shows: the one module of sentences, for text, JSON, page, console and CSV.
+
+Everything here is made of facts: a `Result`, a decision of early stopping, verdicts and statuses.
+Nothing reads a sentence back.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from tunediff.analysis import divergence
+from tunediff.analysis.outcome import failure_note
+from tunediff.analysis.sides import BEFORE_THE_PAIRS, ONE_EACH
+from tunediff.analysis.statistics import is_wide
+from tunediff.analysis.why import Why
+from tunediff.core import text
+from tunediff.core.clock import PROCESS, ClockSummary
+from tunediff.core.outcomes import State, Status, Verdict
+from tunediff.core.point import one_of
+from tunediff.core.target import APART, EVALUATIONS
+from tunediff.core.text import number, pluralize
+from tunediff.report.result import Candidate, Effect, NoiseOfRun, Result, SpeedUp
+
+OPEN = "not determined"
+VERDICTS = {
+    Verdict.NO_DIFFERENCE: "no significant difference",
+    Verdict.NOT_SHOWN: "quality not shown",
+    Verdict.ONE_RUN: "one run repeated",
+    Verdict.TOO_FEW: "too few runs",
+    Verdict.FAILS: "fails on some seeds",
+    Verdict.OPEN: "not decided yet",
+}
+"""What verdicts are called that are no words."""
+OTHERS = "others used the machine meanwhile"
+INTERVALS = (
+    "Brackets: 95 % confidence intervals that account for all candidates and for every interim"
+    " analysis, by the noise of each candidate's own differences from the baseline."
+)
+
+
+def verdict(value: Verdict | None) -> str:
+    """Return a verdict for a table: `no significant difference`; '' for none."""
+    return "" if value is None else VERDICTS.get(value, str(value))
+
+
+# ---- numbers of a candidate
+def interval(effect: Effect | None) -> str:
+    """Return a ratio as `0.503 (0.471 … 0.537)` or a difference as `+0.01 (−0.02 … +0.04)`.
+
+    A ratio has as many decimals as its interval needs. Without an interval: the estimate alone, or
+    ''. If the interval of a ratio is too wide to be useful: the bound on the side of 1, such as
+    `below 0.874`, or `not determined` if 1 lies in it.
+    """
+    if effect is None or effect.value is None:
+        return ""
+    middle, low, high, is_ratio = effect.value, effect.low, effect.high, effect.kind == "ratio"
+    if is_ratio and is_wide(low, high):
+        if high is not None and high < 1:
+            return f"below {high:.{_decimals(high, 3)}f}"
+        return f"above {low:.3f}" if low is not None and low > 1 else OPEN
+    values = [middle] if low is None or high is None else [middle, low, high]
+    width = max(values) - min(values)
+    # A smaller width is an error of rounding.
+    digits = _decimals(width, 2) if width > 1e-9 * middle else _decimals(middle, 3)
+    shown = [f"{value:.{digits}f}" if is_ratio else text.signed(value) for value in values]
+    return shown[0] if len(shown) == 1 else f"{shown[0]} ({shown[1]} … {shown[2]})"
+
+
+def _decimals(value: float, significant: int) -> int:
+    """Return how many decimals show so many significant digits, at least three."""
+    return max(3, significant - 1 - math.floor(math.log10(value))) if value > 0 else 3
+
+
+def speedup(value: SpeedUp | None) -> str:
+    """Return `1.85 (1.61 … 2.12)`, `at least 4`, or `not determined`."""
+    if value is None:
+        return OPEN
+    if value.value is None:
+        return f"at least {number(value.at_least)}"
+    ends = "" if value.low is None else f" ({number(value.low)} … {number(value.high)})"
+    return f"{number(value.value)}{ends}"
+
+
+def value_of(one: Candidate) -> str:
+    """Return a value with its noise and failures: `1.44 ± 0.12, failed on 2 of 5 seeds`."""
+    notes = [text.with_sd(one.values) or "none", failure_note(one.failures, len(one.values))]
+    return ", ".join(filter(None, notes))
+
+
+def compared(result: Result, one: Candidate) -> str:
+    """Return how a candidate compares: `FD 0.5 (0.4 … 0.6) times the baseline's`."""
+    shown, whose = interval(one.effect), "A's" if result.sides is not None else "the baseline's"
+    if shown in ("", OPEN) or one.effect is None:
+        return f"the difference in {result.metric} is {shown or 'unknown'}"
+    how = "times" if one.effect.kind == "ratio" else "compared with"
+    return f"{result.metric} {shown} {how} {whose}"
+
+
+def table(result: Result) -> list[list[str]]:
+    """Return headings and a row for each candidate, without empty columns."""
+    kinds = [one.effect.kind for one in result.candidates if one.effect is not None]
+    rows = [
+        {
+            "configuration": one.name,
+            "verdict": verdict(one.verdict),
+            "runs": f"{len(one.values)} of {one.runs}",
+            f"{result.metric}, mean ± sd": value_of(one),
+            f"{kinds[0] if kinds else 'effect'} (95 % interval)": interval(one.effect),
+            "speed-up": speedup(one.speedup) if one.configuration and one.values else "",
+            "p (Holm)": text.rounded(one.effect.p_holm) if one.effect is not None else "",
+            **{name: text.with_sd(values) for name, values in one.others.items()},
+        }
+        for one in result.candidates
+    ]
+    names = [name for name in (rows[0] if rows else {}) if any(row[name] for row in rows)]
+    return [names, *([row[name] for name in names] for row in rows)]
+
+
+# ---- the verdict
+def headline(result: Result) -> str:
+    """Return what has been shown, with its interval, in a sentence."""
+    by, best, base = result.counts, result.counts.leader, result.counts.baseline
+    if (failed := by.failure) is not None:
+        owner = f"{failed.candidate} on seed {failed.seed}"
+        why = f"{by.target} was not reached" if failed.missed_target else failed.reason
+        return f"{owner} failed: {failed.status}: {why}."
+    if by.verdict is None:
+        return _one_run_each(by)
+    if best is None or base is None or not base.values:
+        return "No finalist has run to its end." if result.confirmations else _no_result(by)
+    who, other = best.name, "the baseline"
+    if by.sides is not None:
+        who, other = f"B ({best.name})", f"A ({base.name})"
+    kinds = {"comparison": ("pair of runs", "pairs of runs"), "confirmation": ("new seed", "")}
+    many = pluralize(by.rule.rounds if by.rule else 0, *kinds.get(by.kind, ("seed", "")))
+    if best is base:
+        return f"No configuration is shown to be better than the baseline by {many}: {by.metric} {value_of(best)}."
+    shown, noise = compared(by, best), f"by more than the noise of {many}"
+    if (reason := _diverged(by)) and by.verdict in (Verdict.BETTER, Verdict.WORSE):
+        return f"{who} is {by.verdict} than {other}. {reason}"
+    within = "" if by.rule is None else text.size(by.rule.within or 0.0, _is_ratio(best))
+    sentences = {
+        Verdict.EQUIVALENT: f"{who} is equivalent to {other} within {within} by {many}: {shown}.",
+        Verdict.NO_DIFFERENCE: f"{who} shows no significant difference from {other} by {many}: {shown}.",
+        Verdict.NOT_SHOWN: f"{who} is faster than {other} {noise}: {shown}, and not shown to be good enough.",
+        Verdict.OPEN: f"Not decided yet after {many}: {shown}.",
+        Verdict.TOO_FEW: f"{many} so far: too few for a test.",
+        Verdict.ONE_RUN: f"{who} against {other} is one run, repeated: the noise of a training is not"
+        f" known. {shown}. A command that takes {{seed}} can be judged.",
+    }
+    return sentences.get(by.verdict, f"{who} is {by.verdict} than {other} {noise}: {shown}.")
+
+
+def _is_ratio(one: Candidate) -> bool:
+    return one.effect is not None and one.effect.kind == "ratio"
+
+
+def _no_result(result: Result) -> str:
+    statuses = result.search.statuses if result.search is not None else {}
+    begun = statuses.get(Status.UNFINISHED, 0)
+    if not statuses:
+        return "No trial has begun yet."
+    if not begun:
+        return f"No result: none of {pluralize(result.runs, 'trial')} that ended has one; see Failures."
+    ended = f", and {result.runs} ended without one" if result.runs else ""
+    return (
+        f"No trial has a result yet: {pluralize(begun, 'trial is', 'trials are')} under way{ended}."
+    )
+
+
+def _one_run_each(result: Result) -> str:
+    """Return the value of the leading trial, and how it compares as far as the noise allows."""
+    best, base, search = result.leader, result.baseline, result.search
+    if best is None or search is None:
+        return _no_result(result)
+    unit = ClockSummary(result.clock).unit(result.budget_unit)
+    runs = f" (mean of {len(best.values)} runs)" if len(best.values) > 1 else ""
+    reached = f"{result.metric} {number(best.value)}{runs}"
+    if result.kind == "search" and result.target and result.objective == "time_to_target_s":
+        reached = f"it met {result.target} after {number(best.value)} {unit.seconds}{runs}"
+    if note := failure_note(best.failures, len(best.values)):
+        reached += f", {note}"
+    others = sum(search.statuses.values()) - best.runs
+    if not best.configuration:
+        rest = (
+            f"none of {others:,} other trials beats it" if others else "nothing else has a result"
+        )
+        return f"The baseline ({best.trial}) itself is best: {reached}; {rest}."
+    who = f"{best.trial} ({best.name}) is {'best' if search.better_than_noise else 'ahead'}"
+    if base is None or base.value is None:
+        return f"{who}: {reached}; the baseline has no result to compare it with."
+    mean = f" (mean of {len(base.values)} runs)" if len(base.values) > 1 else ""
+    of_base = f"the baseline's {number(base.value)}{mean}"
+    how = f"{interval(best.effect)} {'times' if _is_ratio(best) else 'compared with'} {of_base}"
+    if not search.better_than_noise:
+        unknown = "whether that is more than noise is not known"
+        known = "no significant difference by one run each"
+        return (
+            f"{who}: {reached}, {how}: {known if search.better_than_noise is False else unknown}."
+        )
+    sooner = ""
+    if search.seconds_to_baseline is not None:
+        is_bound = best.speedup is not None and best.speedup.at_least is not None
+        after = "by its first evaluation, at" if is_bound else "after"
+        after = f"{after} {text.secs(search.seconds_to_baseline)}"
+        sooner = f" It is as good as the baseline at its end {after}: {speedup(best.speedup)} times sooner."
+    return f"{who}: {reached}, {how}.{sooner}"
+
+
+# ---- what stands behind it
+def summary(result: Result) -> list[str]:
+    """Return the result in sentences, the verdict first."""
+    by = result.counts
+    said = [headline(result), *_of_test(by), *_of_search(result), *_of_sides(by)]
+    said += [_set_aside(result), disturbed(result), clock(result)]
+    said += [
+        f"{other.name}, of other finalists: {headline(other)}" for other in result.confirmations[1:]
+    ]
+    return list(filter(None, said))
+
+
+def _of_test(result: Result) -> list[str]:
+    """Return what so many rounds can detect, why there were no more, and how candidates differ."""
+    rule, best, base = result.rule, result.leader, result.baseline
+    if rule is None or result.failure is not None or result.verdict in (None, Verdict.ONE_RUN):
+        return []
+    rounds = "pairs" if result.sides is not None else "seeds"
+    effects = [one.effect for one in result.candidates if one.effect is not None]
+    sizes = sorted(effect.resolution for effect in effects if effect.resolution is not None)
+    said, why = list[str](), ""
+    if result.state == State.HOPELESS:
+        why = f"; up to {rule.max_rounds} {rounds} would most likely show no significant difference either"
+    elif result.state == State.SPENT:
+        why = f"; all {rule.max_rounds} {rounds} have been run"
+    is_open = result.verdict in (Verdict.NO_DIFFERENCE, Verdict.WORSE)
+    if sizes and (is_open or result.kind == "search"):
+        ends = dict.fromkeys(
+            text.size(size, effects[0].kind == "ratio") for size in (sizes[0], sizes[-1])
+        )
+        rough = " (a rough estimate)" if result.rough else ""
+        said.append(
+            f"{rule.rounds} {rounds} can detect differences of about {' to '.join(ends)}{rough}{why}."
+        )
+    if best is not None and best.value_when_chosen is not None:
+        now = f"{text.with_sd(best.values)} on new seeds"
+        said.append(
+            f"The {result.metric} of {best.name} was {number(best.value_when_chosen)} when it was chosen, and is {now}."
+        )
+    leader = next((one for one in result.candidates if one.configuration), None)
+    if result.kind == "confirmation" and best is not None and leader not in (None, best):
+        said.append(
+            f"{best.name} was selected on these new seeds: its interval accounts for that, its mean is"
+            " too optimistic."
+        )
+    is_usual = (rule.level, rule.one_sided, rule.fixed) == (0.05, False, False)
+    if result.sides is not None and not is_usual:
+        sided = "one-sided: nothing is called worse" if rule.one_sided else "two-sided"
+        times = f"once, after {rule.max_rounds} pairs" if rule.fixed else "after every pair"
+        said.append(f"Tested at a level of {100 * rule.level:g} %, {sided}, {times}.")
+    if rule.at_once > 1:
+        said.append(f"{rule.at_once} runs were at the same time.")
+    if base is not None and result.verdict == Verdict.OPEN and result.kind != "comparison":
+        said += so_far(result)
+    return said
+
+
+def so_far(result: Result) -> list[str]:
+    """Return where each candidate stands: `lr=0.003 0.62 (0.41 … 0.93), not decided yet`."""
+    return [
+        f"{one.name} {', '.join(filter(None, [interval(one.effect), verdict(one.verdict)]))}"
+        for one in result.candidates
+        if one is not result.baseline
+    ]
+
+
+def progress(result: Result) -> str:
+    """Return the line that is printed after every round."""
+    unit = "pair" if result.sides is not None else "seed"
+    many = pluralize(result.rule.rounds if result.rule is not None else 0, unit)
+    if result.sides is None:
+        return f"after {many}: {'; '.join(so_far(result)) or 'nothing to compare'}"
+    shown = _diverged(result).removesuffix(".") or compared(result, result.candidates[-1])
+    return f"after {many}: {shown}: {verdict(result.verdict)}"
+
+
+def _diverged(result: Result) -> str:
+    """Return which runs of two sides diverged, where their count is the only difference."""
+    effect = result.candidates[-1].effect if result.sides is not None else None
+    if effect is None or effect.low is None or effect.high is None:
+        return ""
+    a, b = (np.asarray(one.values) for one in result.candidates)
+    if not effect.low <= (1.0 if effect.kind == "ratio" else 0.0) <= effect.high or len(a) != len(
+        b
+    ):
+        return ""
+    found, parts = divergence.diverged(a, b, result.direction == "min"), list[str]()
+    for side, values, mask in zip("AB", (a, b), found, strict=True):
+        note = failure_note(int(mask.sum()), int((~mask).sum()), f"{side} diverged")
+        parts += [f"{note}, to {', '.join(map(number, values[mask].tolist()))}"] if note else []
+    than = f"over {divergence.FACTOR:g} times the smaller median"
+    return f"{' and '.join(parts)}: {than}." if parts else ""
+
+
+def _of_sides(result: Result) -> list[str]:
+    """Return what a comparison of two sides says besides its verdict."""
+    sides, rule = result.sides, result.rule
+    if sides is None or rule is None or result.failure is not None:
+        return []
+    a, b = result.candidates
+    pairs = list(zip(a.values, b.values, strict=False))
+    ahead = sum((y < x) == (result.direction == "min") and x != y for x, y in pairs)
+    said = []
+    if pairs and all(x == y for x, y in pairs):
+        said.append(
+            f"WARNING: both sides have the same values in all {len(pairs)} pairs, though their code or"
+            " configuration differs: does the change reach what runs?"
+        )
+    elif result.verdict not in (Verdict.OPEN, Verdict.ONE_RUN):
+        said.append(f"B was ahead in {ahead} of {len(pairs)} pairs.")
+    if (least := sides.one_run_each_tells) is not None:
+        said.append(
+            f"With one run each, only differences above {text.size(least, _is_ratio(b))} are significant."
+        )
+    if rule.equal_sides:
+        said.append(_equal_sides(result))
+    if a.evaluations and b.evaluations and result.target and (
+        max(a.evaluations, b.evaluations) >= 1.5 * min(a.evaluations, b.evaluations)
+    ):  # fmt: skip
+        said.append(
+            f"Runs of A have {a.evaluations:g} evaluations, runs of B {b.evaluations:g}: the mean of the"
+            f" last {EVALUATIONS} that lie {APART:.0%} of the seconds apart has to meet the target."
+        )
+    if sides.gates:
+        shown = [
+            f"that {gate.requirement} is {'' if gate.shown else 'not '}shown"
+            + ("" if gate.p is None else f" (p = {gate.p:.2g} by one t-test of these pairs)")
+            for gate in sides.gates
+        ]
+        said.append(f"Quality: {'; '.join(shown)}.")
+    if (
+        a.setup_s is not None
+        and b.setup_s is not None
+        and result.budget_s
+        and result.start_up_share is None
+    ) and abs(a.setup_s - b.setup_s) > 0.02 * result.budget_s:
+        spent = f"B spends {text.seconds(b.setup_s)} and A {text.seconds(a.setup_s)}"
+        said.append(f"Before its first batch {spent}, which the budget does not count.")
+    if sides.ledger is not None:
+        said.append(_ledger(result))
+    if a.holdout and b.holdout:
+        both = (
+            f"{number(float(np.mean(a.holdout)))} for A, {number(float(np.mean(b.holdout)))} for B"
+        )
+        said.append(f"The second judge, which decided nothing: {both}.")
+    if sides.holdout_failure is not None:
+        said.append(f"The second judge, which decides nothing, failed: {sides.holdout_failure}.")
+    for side in sides.without_effect:
+        runs = (
+            "all runs of A and B end at one value"
+            if side == "both"
+            else f"{side}: runs on different seeds gave the same values"
+        )
+        said.append(f"{runs}: has the seed an effect, and is it a value of the training?")
+    return said
+
+
+def _equal_sides(result: Result) -> str:
+    what = "Both sides are the same code and configuration, on different seeds"
+    if result.verdict not in (Verdict.BETTER, Verdict.WORSE) or result.rule is None:
+        return f"{what}: that nothing is found is right."
+    fixed = ", ".join(name for name, how in BEFORE_THE_PAIRS.items() if how == ONE_EACH)
+    share = f"{100 * result.rule.level:g} % of such comparisons may find one"
+    return f"{what}: this difference is none. {share}. Each side has its own: {fixed}."
+
+
+def _ledger(result: Result) -> str:
+    """Return the place of a comparison in its ledger, and what is due."""
+    ledger = result.sides.ledger if result.sides is not None else None
+    if ledger is None:
+        return ""
+    kept = (
+        f"{pluralize(ledger.kept, 'change')} kept so far, of which {ledger.budget:.0%} may be none"
+    )
+    place = f"Comparison {ledger.number} of the ledger, at a level of {ledger.level:.2g}: {kept}."
+    if not ledger.recheck_due:
+        return place
+    since = (
+        f"{ledger.kept_since_confirmed} were kept since {str(ledger.confirmed)[:12]} was confirmed"
+    )
+    return f"{place} {since}: compare the head with it, with --ledger --confirm."
+
+
+def _of_search(result: Result) -> list[str]:
+    """Return the noise of one run, what is as good as the best, and what did not move."""
+    search, said = result.search, list[str]()
+    if search is None or result.leader is None:
+        return said
+    if search.noise is not None and not result.confirmations:
+        said.append(f"Noise: {noise(search.noise, result.metric)}.")
+    elif result.verdict is None:
+        said.append("One run each: how much of that is chance is unknown.")
+    if search.within_noise_of_best and not result.confirmations:
+        names, more = search.within_noise_of_best[:8], len(search.within_noise_of_best) - 8
+        rest = f" and {more} more" if more > 0 else ""
+        said.append(
+            f"Within the noise of the best, and so possibly as good: {', '.join(names)}{rest}."
+        )
+    if search.unmoved:
+        said.append(
+            "The objective did not move in any trial with a result: from the first evaluation to the last"
+            " it changed by no more than the noise. Either the budget is too short, the model learns"
+            " nothing within it, for example because a warm-up is longer, or it has learned everything"
+            " before the first evaluation."
+        )
+    return said
+
+
+def noise(value: NoiseOfRun, label: str) -> str:
+    """Return the noise: `3.1 % of one run (sd, from 2 runs of the baseline: a rough estimate)`."""
+    size = f"{number(100 * value.sd)} %" if value.relative else f"{number(value.sd)} {label}"
+    many = value.configurations
+    source = "the baseline" if many == 1 else f"{many} configurations"
+    rough = ": a rough estimate" if value.rough else ""
+    return f"{size} of one run (sd, from {value.runs} runs of {source}{rough})"
+
+
+def _set_aside(result: Result) -> str:
+    """Return which candidate would be better, had it not failed on a seed; '' for none."""
+    best, sign = result.leader, 1 if result.direction == "min" else -1
+    if best is None or best.value is None:
+        return ""
+    for one in result.candidates:
+        if (
+            one is not best
+            and one.failures
+            and one.value is not None
+            and sign * one.value < sign * best.value
+        ):
+            note = failure_note(one.failures, len(one.values))
+            return f"{one.name}, with {number(one.value)}, {note}."
+    return ""
+
+
+def disturbed(result: Result) -> str:
+    """Return during how many of the runs others used the machine; '' for none."""
+    if not result.disturbed:
+        return ""
+    return (
+        f"During {result.disturbed:,} of {pluralize(result.runs, 'run')} others used the machine: their"
+        " speed, and so their results within the budget, may be worse for it."
+    )
+
+
+def clock(result: Result) -> str:
+    """Return which seconds counted of a command; '' for workloads."""
+    if result.start_up_share is None:
+        return ""
+    before = "their first value" if result.clock == PROCESS else "the clock began"
+    share = f"{result.start_up_share:.0%} of the processes' seconds came before {before}"
+    return f"The clock: {result.clock}; {share}."
+
+
+def why(
+    parts: Why, label: str, unit: str, seconds: str, equal_learning: bool, trust: str
+) -> str:  # fmt: skip
+    """Return how much of a gain is learning and how much speed; a share below 0 % is a loss.
+
+    label, unit, seconds: names of the objective, of samples and of seconds. equal_learning: whether
+    the values at equal samples differ by no more than the noise. trust: what runs these are.
+    """
+    (base, winner), samples, at_samples = parts.at_seconds, parts.samples, parts.at_samples
+    ratio = samples[1] / samples[0] if samples[0] else 1.0
+    times_as = "" if abs(ratio - 1) < 0.02 else f"{number(ratio)} times "
+    many, equal = f"{times_as}as many {unit} in the same seconds", f"{parts.equal_samples:,} {unit}"
+    gain = (
+        f"{label} {number(winner)} instead of {number(base)} at {number(parts.seconds)} {seconds}"
+    )
+    if parts.learning is None or at_samples is None:
+        return f"{gain}; how much of that is speed is unknown, since at {equal} one of them had no value; {trust}."
+    same = f"{number(at_samples[1])} instead of {number(at_samples[0])} at {equal}"
+    if parts.total >= 0:
+        return f"In these two runs it is not ahead: {gain}, {same}, with {many}; {trust}."
+    if equal_learning:
+        within = f"the difference at equal {unit} is within the noise of one run ({same})"
+        return f"The gain is {gain}, with {many}; {within}; {trust}."
+    share = round(parts.learning / parts.total, 3)
+    learning = f"{text.percent(share)} is learning more from each {one_of(unit)} ({same})"
+    return (
+        f"Of the gain, {gain}, {learning} and {text.percent(1 - share)} is speed ({many}); {trust}."
+    )
