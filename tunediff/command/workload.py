@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, cast
 
 import yaml
 from annotated_types import Ge, Lt
@@ -76,10 +76,10 @@ _unwritten: dict[str, bytes] = {}
 class CommandWorkload(Workload):
     """A workload that is a command; `definition` says how to run it."""
 
-    @functools.cached_property
+    @property
     def definition(self) -> CommandDefinition:
         """Return how the command is run and judged."""
-        return _definition(self.declared.CONTENT, self.title)
+        return cast(CommandDefinition, self.declared.DEFINITION)
 
     @property
     def clock(self) -> str:
@@ -130,9 +130,11 @@ def of_file(path: Path, where: str) -> Workload:
 def _workload(name: str, content: bytes) -> Workload:
     lines = yaml.safe_load(content)
     check_format(lines.pop(FORMAT_KEY, FORMAT), f"{name}: {FORMAT_KEY}")
+    knobs = _class("Knobs", nest(lines.pop(PARAMETERS, None) or {}), f"{name}: {PARAMETERS}")
+    definition, path = CommandDefinition.of(lines, name), Path(name)
     declared = ModuleType("command")
-    declared.__dict__.update(_declarations(lines, name))
-    path = Path(name)
+    objective = Metric(definition.judged, definition.judged_mode)
+    declared.__dict__.update(DEFINITION=definition, Knobs=knobs, OBJECTIVE=objective, UNIT="values")
     return CommandWorkload(name, declared, file=Code(path.parent, path, {Path(FILE): content}))
 
 
@@ -151,31 +153,11 @@ def make(definition: CommandDefinition, parameters: Values, where: str, at: str 
     return workload
 
 
-def _definition(lines: Mapping[str, Any], where: str) -> CommandDefinition:
-    own = {key: value for key, value in lines.items() if key != PARAMETERS}
-    return CommandDefinition.of(own, where)
-
-
-def _declarations(lines: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return what a module of a workload declares, for a command."""
-    definition = _definition(lines, where)
-    return {
-        "CONTENT": dict(lines),
-        "Knobs": knobs_class(lines.get(PARAMETERS) or {}, f"{where}: {PARAMETERS}"),
-        "OBJECTIVE": Metric(definition.judged, definition.judged_mode),
-        "UNIT": "values",
-    }
-
-
-def knobs_class(parameters: Mapping[str, Any], where: str) -> type:
-    """Return a frozen dataclass of parameters by dotted name, with their values as the defaults.
+def _class(name: str, nested: Mapping[str, Any], where: str) -> type:
+    """Return a frozen dataclass of nested parameters, with their values as the defaults.
 
     Raises `ConfigError` for a name or a value that no knob can have.
     """
-    return _class("Knobs", nest(parameters), where)
-
-
-def _class(name: str, nested: Mapping[str, Any], where: str) -> type:
     fields: list[tuple[str, Any, Any]] = []
     for key, value in nested.items():
         if not str(key).isidentifier() or (name == "Knobs" and key in TAKEN):
