@@ -25,8 +25,7 @@ from tunediff.search_space import study
 from tunediff.search_space.consistency import check_space, check_together
 from tunediff.search_space.files import is_workload, of_search
 from tunediff.search_space.model import RATE, SECONDS, SearchBudget, SearchSpace
-from tunediff.search_space.points import listed_runs
-from tunediff.search_space.schedule import listed_fields
+from tunediff.search_space.points import listed_fields, listed_runs
 from tunediff.search_space.searched_knobs import owners_of, spread
 from tunediff.search_space.sections import (
     COSTS,
