@@ -101,7 +101,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
         try:
             share = functools.partial(resources.share, space)
             workers = connection.workers(folder, share, None, lambda _: None)
-            with alone(folder), sessions.noted(folder), workers as slots:
+            with alone(folder), sessions.recorded_session(folder), workers as slots:
                 listeners = Listeners()
                 with listeners.with_listeners(console):
                     connection.search(folder, space, slots, listeners)

@@ -11,7 +11,7 @@ import pytest
 
 from tunediff.command import process
 from tunediff.command.definition import CommandDefinition
-from tunediff.command.run import POINTS, CommandRun, Left, RunReader, execute
+from tunediff.command.run import POINTS, CommandRun, OutputMarker, RunReader, execute
 from tunediff.core.environment import RAY_BEFORE, of_user
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
@@ -184,7 +184,7 @@ def test_a_run_that_is_interrupted_may_save_its_work(tmp_path):
     events = execute(CommandRun(definition(SAVES + FOREVER), {}, 3, tmp_path, 1000.0), note=notes.append)
     next(event for event in events)
     events.close()
-    left = next(note for note in notes if isinstance(note, Left))
+    left = next(note for note in notes if isinstance(note, OutputMarker))
     assert (left.path, left.state.reduced) == ("saved", ["0.5"])
     assert not processes_of(tmp_path)
 

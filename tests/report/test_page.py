@@ -86,7 +86,7 @@ def test_the_state_says_why_trials_did_not_begin(night, plain, error, total, tim
     content = yaml.safe_load((night / "experiment.yaml").read_text())
     content["search"] |= {"total": total} if total else {}
     (night / "experiment.yaml").write_text(yaml.safe_dump(content))
-    with pytest.raises(error) if error else contextlib.nullcontext(), sessions.noted(night, "search"):
+    with pytest.raises(error) if error else contextlib.nullcontext(), sessions.recorded_session(night, "search"):
         if time_is_up:
             sessions.note_time_is_up(night)
         if error:

@@ -87,7 +87,7 @@ def test_a_search_is_charged_for_all_that_its_commands_took(tmp_path, monkeypatc
     for number in (1, 2):
         command_time = sessions.CommandTime(night, begun=now[0])
         for part_s, folder in ((50, None), (30, night), (4, None), (6, again if confirms else None), (10, None)):
-            with contextlib.nullcontext() if folder is None else sessions.noted(folder, "search"):
+            with contextlib.nullcontext() if folder is None else sessions.recorded_session(folder, "search"):
                 now[0] += part_s
             command_time.charge()
         assert sessions.all_spent_s(night) == 100 * number
@@ -99,7 +99,7 @@ def test_a_running_session_notes_that_it_goes_on(tmp_path):
     night = tmp_path / "night"
     experiment.create(night, loaded(), CONTENT)
     began = time.monotonic()
-    with sessions.noted(night, "search"):
+    with sessions.recorded_session(night, "search"):
         time.sleep(0.05)
         sessions.alive(night)
         assert 0.05 <= sessions.spent_s(night) <= time.monotonic() - began
@@ -110,7 +110,7 @@ def test_start_of_a_session_counts_towards_its_limit(tmp_path, monkeypatch):
     experiment.create(night := tmp_path / "night", space := loaded(), CONTENT)
     before_s = []
     monkeypatch.setattr(tuner, "search", lambda folder, space, slots, spent_s, listener: before_s.append(spent_s))
-    with sessions.noted(night, "search"):
+    with sessions.recorded_session(night, "search"):
         time.sleep(0.05)  # Ray starts
         connection.search(night, space, None, None)
     assert before_s[0] >= 0.05

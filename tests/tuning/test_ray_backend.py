@@ -118,7 +118,7 @@ def test_a_slot_without_a_job_gives_its_devices_back(ray, actor, event):
     serial = actor.start(job())
     actor.post(serial, event)
     actor.release("t0000", 0.01)
-    actor.rests = True  # as a worker that asks for its next job
+    actor.has_idle_rank = True  # as a worker that asks for its next job
     until(lambda: alive(ray) == [False])
 
 

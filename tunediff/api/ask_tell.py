@@ -113,7 +113,7 @@ class AskTellStudy:
             command = f"{sessions.ASKED}(name={folder.name!r})"
             # After the end of the session, which depends on what still runs.
             stack.callback(self._running.clear)
-            stack.enter_context(sessions.noted(folder, command, self._is_over))
+            stack.enter_context(sessions.recorded_session(folder, command, self._is_over))
             with self._checked():
                 device = resources.local().device
                 self._proposer = OptunaProposer(self.space, folder, before_s, device=device)

@@ -65,7 +65,7 @@ def run(
     folder = activity.folder
     with (
         experiment.resumable(activity.module, folder, options),
-        experiment.start_of(folder, new=new),
+        experiment.removed_if_start_fails(folder, new=new),
     ):
         command_time, listeners = CommandTime(folder, lines.begun), Listeners(*LISTENERS)
         try:
@@ -146,7 +146,7 @@ def _search(
         session = stack.enter_context(contextlib.ExitStack())
         if not searched:
             session.enter_context(
-                sessions.noted(folder, options.command_line("search", SearchOptions))
+                sessions.recorded_session(folder, options.command_line("search", SearchOptions))
             )
         shown = session.enter_context(display(folder, space, planned=planned))
         opened: contextlib.AbstractContextManager[Backend] = (
@@ -298,7 +298,7 @@ def _compare(
         return
     folder = comparison.folder
     with (
-        sessions.noted(folder, options.command_line("compare", CompareOptions)),
+        sessions.recorded_session(folder, options.command_line("compare", CompareOptions)),
         _backend(comparison, options, say) as backend,
         listeners.with_listeners(
             RunLines(folder, say, backend.show), sessions.SessionNotes(folder)

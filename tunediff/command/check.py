@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tunediff.command.process import LOG
-from tunediff.command.run import Clocked, CommandRun, Note, execute
+from tunediff.command.run import ClockReport, CommandRun, Note, execute
 from tunediff.config.knobs import ConfigError
 from tunediff.core import text
 from tunediff.core.clock import OUTCOME_FINAL, PROCESS
@@ -85,7 +85,7 @@ def _limit_s(run: CommandRun) -> float:
     return max(PATIENCE_S, 2 * (run.budget_s or 0.0))
 
 
-def _attempt(run: CommandRun, scratch: str, values: int) -> tuple[float, Clocked]:
+def _attempt(run: CommandRun, scratch: str, values: int) -> tuple[float, ClockReport]:
     """Run a command to one of its first values, in a folder of its own; return the last of so many
     values, and which seconds counted. Raises `ConfigError` where it fails."""
     trial = dataclasses.replace(
@@ -104,7 +104,7 @@ def _attempt(run: CommandRun, scratch: str, values: int) -> tuple[float, Clocked
         raise ConfigError(f"command: with {words or 'no parameters'}: {reason}")
     point, clock = points[-1], notes[-1]
     assert isinstance(point, Point)
-    assert isinstance(clock, Clocked)
+    assert isinstance(clock, ClockReport)
     return float(point[run.definition.objective]), clock
 
 

@@ -50,7 +50,7 @@ class CommandProcess:
         self.latest: deque[str] = deque(maxlen=LATEST)
         """The last lines of all that it printed."""
         self.wait_s = POLL_S
-        """Seconds after which `lines` is to come back without a line."""
+        """Idle timeout after which `lines` yields None."""
         self.begun = time.monotonic()
         self._log = open(folder / LOG, "ab")  # noqa: SIM115 – closed by `finish`
         self._logged = self._log.tell()

@@ -179,16 +179,16 @@ class CommandRun:
 
 
 @dataclasses.dataclass(frozen=True)
-class Left:
-    """A line `CHECKPOINT path`, with what is known there, or `ARTIFACT path`."""
+class OutputMarker:
+    """A line of the output, `CHECKPOINT path` with what is known there, or `ARTIFACT path`."""
 
     path: str
     state: State | None
 
 
 @dataclasses.dataclass(frozen=True)
-class Clocked:
-    """Which seconds counted in a run, and in what its values were printed, said before its end."""
+class ClockReport:
+    """Which seconds counted in a run, and the unit of its values; emitted once, before `End`."""
 
     kind: str
     """`process`, `from a line` or `training`."""
@@ -199,7 +199,7 @@ class Clocked:
     unit: str | None
 
 
-Note = Left | Clocked
+Note = OutputMarker | ClockReport
 """What is known of a run beside its points and its end."""
 
 
@@ -279,7 +279,7 @@ class RunReader:
         # One behind the value that ends the run would be of a run that goes on
         if path and (word == "ARTIFACT" or (word == "CHECKPOINT" and not self.is_enough)):
             state = self._state(now) if word == "CHECKPOINT" else None
-            self._note(Left(path.strip(), state))
+            self._note(OutputMarker(path.strip(), state))
         self.out_of_memory |= any(sign in line for sign in OUT_OF_MEMORY)
         values = declared(line)
         self._others |= {
@@ -362,12 +362,12 @@ class RunReader:
         """Return whether further values do not count."""
         return self.target_met or self.values >= (self.run.enough or math.inf)
 
-    def clocked(self, now: float) -> Clocked:
+    def clocked(self, now: float) -> ClockReport:
         """Return which seconds counted."""
         clock = self.clock
         if (before_s := clock.start_up_s(now)) is None:
             before_s = (self.first_at or now) - clock.begun
-        return Clocked(clock.kind, now - clock.begun, before_s, self.unit)
+        return ClockReport(clock.kind, now - clock.begun, before_s, self.unit)
 
 
 def execute(

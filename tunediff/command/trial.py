@@ -13,7 +13,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.command.check import WrittenFiles, shared
-from tunediff.command.run import Clocked, CommandRun, Left, Note, State, execute
+from tunediff.command.run import ClockReport, CommandRun, Note, OutputMarker, State, execute
 from tunediff.command.workload import CommandSystems
 from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record
@@ -30,7 +30,7 @@ from tunediff.tuning.trial_spec import TrialSpec
 
 INTERRUPTED = "it was interrupted, and printed no CHECKPOINT to go on from"
 CHECKPOINT_EVENT = "checkpoint"
-EVENTS: dict[type[Note], str] = {Left: CHECKPOINT_EVENT, Clocked: "clock"}
+EVENTS: dict[type[Note], str] = {OutputMarker: CHECKPOINT_EVENT, ClockReport: "clock"}
 """Events of a command's journal: a line `CHECKPOINT path`, and which clock and unit it had."""
 TIMEOUT, LEAST_S = 10.0, 6.0
 """Factor of the longest process after which one that has not ended is ended; seconds that are taken

@@ -233,7 +233,7 @@ class SlotActor(Mailbox):
     def _end_if_idle(self, serial: str, idle_s: float) -> None:
         with self._turn:
             if self.serial == serial and not self.running and self._group is not None:
-                if self.rests:
+                if self.has_idle_rank:
                     self._end_group()
                 else:  # its process has not ended yet
                     self.release("", idle_s)
@@ -264,7 +264,7 @@ class SlotActor(Mailbox):
 
     # ---- the group
     def _start_group(self, spec: WorkerGroupSpec, workload: str) -> None:
-        self._spec, self._generation, self.rests = spec, uuid.uuid4().hex[:8], False
+        self._spec, self._generation, self.has_idle_rank = spec, uuid.uuid4().hex[:8], False
         task = ray.remote(run_group).options(
             num_cpus=0,
             max_retries=0,

@@ -165,7 +165,7 @@ def run(
 
     resume = text.command("search", "--resume", results.folder.name, storage=results.folder.parent)
     with (
-        sessions.noted(folder, resume),
+        sessions.recorded_session(folder, resume),
         listeners.with_listeners(*backend.listeners(folder, space), sessions.SessionNotes(folder)),
     ):
         proposer = rounds.Rounds(candidates, space.seeds, make, decided, space.at_once)

@@ -137,7 +137,7 @@ def described(
 
 
 @contextlib.contextmanager
-def start_of(folder: Path, new: bool) -> Iterator[None]:
+def removed_if_start_fails(folder: Path, new: bool) -> Iterator[None]:
     """Remove a new search's folder if it fails before the first trial: its name is free."""
     try:
         yield

@@ -30,7 +30,7 @@ from tunediff.tuning.trial_spec import TrialSpec
 POLL_S = 10.0
 """Seconds after which a waiting method returns None: lost callers leave no request."""
 STOP_S = 60.0
-"""Seconds that a trial has to end in once it is asked to; then its process is killed."""
+"""Grace period after a stop request; then the process is killed."""
 KILL_S = 1.0
 """Seconds that a rank has to end by itself in, such as one that writes why it failed."""
 Command = int | Literal["stop", "kill"]
@@ -50,7 +50,7 @@ class Mailbox:
         self._go_on = 0  # index of the last point after which training may go on
         self._stopped = set[str]()  # serials of jobs that were given up while they waited
         self._began, self.taken = 0.0, False
-        self.rests = False
+        self.has_idle_rank = False
         """Whether a rank has nothing to do."""
 
     # ---- for the driver
@@ -61,7 +61,12 @@ class Mailbox:
                 return self.serial
             self.give_up()
             self.job, self.serial, self._events = job, uuid.uuid4().hex, []
-            self._go_on, self._began, self.taken, self.rests = 0, time.monotonic(), False, False
+            self._go_on, self._began, self.taken, self.has_idle_rank = (
+                0,
+                time.monotonic(),
+                False,
+                False,
+            )
             self._changed.notify_all()
             return self.serial
 
@@ -116,7 +121,7 @@ class Mailbox:
 
         def next_job() -> tuple[str, TrialSpec] | None:
             if self.job is None or not self.running or self.serial == done:
-                self.rests = True
+                self.has_idle_rank = True
                 return None
             self.taken = True
             return self.serial, self.job

@@ -105,7 +105,9 @@ def _note(folder: Path, event: str, **content: Any) -> None:
 
 
 @contextlib.contextmanager
-def noted(folder: Path, command: str, over: Callable[[], bool] = lambda: True) -> Iterator[None]:
+def recorded_session(
+    folder: Path, command: str, over: Callable[[], bool] = lambda: True
+) -> Iterator[None]:
     """Note a session's begin, with its command and the hardware, and its end.
 
     The end is `complete` unless an exception, such as that of Ctrl-C, ends it: a limit is reached,
