@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import hashlib
 import json
 import sys
 import time
@@ -197,7 +198,8 @@ def _measured(
     n, batch_size = evaluation.images, evaluation.batch_size
     memory.keep_freed(config.memory.keep_freed, device)
     with EventLines().work(world.main):
-        digest = model.weights_digest()  # now: a training that goes on will replace them
+        # now: a training that goes on will replace them
+        digest = hashlib.sha256(model.weights.read_bytes()).hexdigest()
         network, images = model.network(device), data.load(real_data)
         # The classifier is made from what is learned, whatever is compared with
         learned = images if evaluation.extractor in PRETRAINED else data.load(config.data)

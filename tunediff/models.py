@@ -7,7 +7,6 @@ configuration itself is inside a checkpoint.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -69,11 +68,6 @@ class Saved:
 
         content = read(self.weights)
         return content if self.weights.suffix == ".safetensors" else content["result"]
-
-    def weights_digest(self) -> str:
-        """Return the sha256 of the file of weights."""
-        with open(self.weights, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def find(what: str, storage: Path = text.STORAGE) -> Saved:

@@ -69,20 +69,6 @@ class ProfileResult:
         return f"ProfileResult({str(self.folder)!r})"
 
 
-@dataclasses.dataclass(frozen=True)
-class ProfileRequest:
-    """A profile that has been checked and may start."""
-
-    config: Systems
-    folder: Path
-    """For the trace."""
-    name: str
-    command: str
-    """How it was started."""
-    workers: int
-    steps: int | None
-
-
 def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResult:
     """Measure everything and write it into a new folder; `command`: how it was started.
 
@@ -100,9 +86,12 @@ def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResu
     if options.out is None:
         remote.check(Path(options.storage))
     folder = _folder(options)
-    request = ProfileRequest(config, folder, options.config.stem, command, workers, options.steps)
+    asked = {
+        "config": config, "folder": folder, "name": options.config.stem, "command": command,
+        "workers": workers, "steps": options.steps,
+    }  # fmt: skip
     try:
-        profile: dict[str, Any] = foreground.call(_measured, request, config.schema.workload, lines)
+        profile = foreground.call(_measured, asked, config.schema.workload, lines)
         profile["wall_s"] = time.monotonic() - lines.begun
         result = ProfileResult(folder, profile, tables.write_all(profile, folder))
         remote.push_or_warn(folder)
@@ -142,29 +131,22 @@ def _tidy(folder: Path) -> None:
         folder.rmdir()
 
 
-def _measured(request: ProfileRequest, lines: EventLines) -> dict[str, Any]:
-    """Measure everything, in a process of its own, which alone imports torch.
+def _measured(asked: dict[str, Any], lines: EventLines) -> dict[str, Any]:
+    """Measure everything, in a process of its own, which alone imports torch. `asked`: arguments of
+    `profiling.run.profile`.
 
     Raises `TunediffError` for no memory and for errors of a user's file.
     """
     from tunediff.profiling import run
     from tunediff.training.run_trial import end_of
 
-    config = request.config
+    config = asked["config"]
     try:
-        return run.profile(
-            config,
-            request.folder,
-            lines.aside.say,
-            name=request.name,
-            command=request.command,
-            workers=request.workers,
-            steps=request.steps,
-        )
+        return run.profile(**asked, say=lines.aside.say)
     except Exception as error:
         if end_of(error).status == Status.OOM:
             batch = config.loader.batch_size
             raise TunediffError(f"out of memory with a batch of {batch}: {error}") from error
-        if cfg.of(config).file is not None and not isinstance(error, TunediffError):
-            raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's lines
-        raise
+        if cfg.of(config).file is None or isinstance(error, TunediffError):
+            raise
+        raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's lines

@@ -103,15 +103,12 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
     of_disk = end is None and isinstance(error, OSError)  # whatever wrote to it
     if of_disk or isinstance(error, ConfigError | WorkloadError):
         raise error
-    failure: TunediffError
     if end is not None and end.status == Status.OOM:
         journal.end(end)
-        failure = TunediffError(f"out of memory: {' '.join(end.reason.split())}")
-    elif cfg.of(config).file is not None:
-        failure = UserCodeError(code.trace(error).rstrip("\n"))  # the lines of the user
-    else:
+        raise TunediffError(f"out of memory: {' '.join(end.reason.split())}") from error
+    if cfg.of(config).file is None:
         raise error
-    raise failure from error
+    raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the lines of the user
 
 
 def _weights(path: Path, config: Systems) -> Any:
