@@ -12,7 +12,7 @@ from tunediff.config import ConfigError
 from tunediff.core import remote, text
 from tunediff.core.listeners import Activity
 from tunediff.core.trial_record import read_trial, read_trials
-from tunediff.integrations import copier as copier_module
+from tunediff.integrations import background
 from tunediff.report import __main__ as report
 
 CURVE = (5.0, 1000, 4.0), (20.0, 4000, 2.0)
@@ -65,7 +65,7 @@ def test_address_becomes_a_local_folder_that_remembers_it(bucket):
 def run(folder, said=None):
     """One session of the copier."""
     said = [] if said is None else said
-    (copier,) = copier_module.listeners(Activity("search", folder, "again", "frechet", {}, None))
+    (copier,) = background.listeners(Activity("search", folder, "again", "frechet", {}, None))
     copier.search_begin(said.append)
     copier.search_end(None)
     return said

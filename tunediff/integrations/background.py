@@ -6,10 +6,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from tunediff.core.listeners import Listener, Say
+from tunediff.core import files, remote
+from tunediff.core.listeners import Activity, Listener, Say
+from tunediff.core.trial_record import JOURNAL
 
 log = logging.getLogger(__name__)
 
@@ -69,3 +71,27 @@ class Background(Listener):
                 why = re.sub(r"://[^/@\s]+@", "://", " ".join(str(error).split()))[:200]
                 why = f"{type(error).__name__}: {why}"
                 self._say(f"{self._option}: {why}; the search goes on, and is sent later")
+
+
+# ---- to an address
+EVERY_S, PATIENCE_S = 30.0, 600.0
+"""Seconds between two copies; seconds for the last one at the end of the search."""
+
+
+def listeners(activity: Activity) -> Iterator[Listener]:
+    """Yield what copies an activity whose storage has an address."""
+    if files.address_of(activity.folder.parent) is not None:
+        yield Copier(activity)
+
+
+class Copier(Background):
+    """Copies what is new from the first trial on: a start that fails leaves nothing."""
+
+    def __init__(self, activity: Activity) -> None:
+        self._folder = activity.folder
+        option = f"--storage {files.address_of(self._folder.parent)}"
+        super().__init__(option, activity.resume, EVERY_S, PATIENCE_S)
+
+    def send(self, last: bool) -> None:
+        if any(self._folder.glob(f"trials/*/{JOURNAL}")) or (self._folder / JOURNAL).exists():
+            remote.push_run(self._folder, last)

@@ -8,7 +8,7 @@ from typing import Any
 
 from tunediff.analysis.comparison import Comparison
 from tunediff.core.listeners import Activity, Listener, Say
-from tunediff.integrations import copier, tracking
+from tunediff.integrations import background, tracking
 
 
 def reports(activity: Activity) -> Iterator[Listener]:
@@ -54,6 +54,6 @@ def _of_comparison(folder: Path) -> None:
     page.write_sides(Comparison.read(folder))
 
 
-LISTENERS = (reports, tracking.listeners, copier.listeners)
+LISTENERS = (reports, tracking.listeners, background.listeners)
 """What makes those of a search, a comparison or a training, in the order in which they hear its
 end: trackers send the report, and what they note is copied."""
