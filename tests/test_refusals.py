@@ -84,7 +84,7 @@ train --config digits lr 3e-3                         | command line: 'lr'
 train --config digits optimizer.decay=cosine          | optimizer.decay: 'cosine'
 train --config digits --budget 5s --every 1s          | --every:
 train --config digits --every 5                       | --every: '5'
-train --config digits --samples 0                     | --samples: 0
+train --config digits --samples 0                     | --samples: '0'
 train --config digits --unit device                   | --unit: 'device'
 train --config digits --budget 5s --initial none      | --initial: 'none'
 train --config digits --budget 1s --out text          | --out: text
@@ -93,7 +93,7 @@ train --config digits --budget 1s --name ../a         | --name: '../a'
 train --config digits --budget 1s --name night        | --out: 'ray_results/night'
 train --config command.yaml --budget 1s               | command.yaml: is a configuration of a command, which runs alone: python x.py --lr 0.1
 profile --config nowhere.yaml                         | nowhere.yaml:
-profile --config digits --steps 2                     | --steps: 2
+profile --config digits --steps 2                     | --steps: '2'
 profile --config command.yaml                         | command.yaml: is a configuration of a command
 profile --config digits optimizer.lr=1 --steps 3 loader.batch_size=x | command line: loader.batch_size: 'x'
 profile --config digits --out full                    | --out: full

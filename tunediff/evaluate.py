@@ -89,10 +89,11 @@ def _has_full_protocol(config: Any) -> bool:
 
     Its workload has `sample_images`, and its knobs our sections `data` and `evaluation`.
     """
-    sections = isinstance(getattr(config, "data", None), Data) and isinstance(
-        config.evaluation, Evaluation
+    return (
+        isinstance(getattr(config, "data", None), Data)
+        and isinstance(config.evaluation, Evaluation)
+        and cfg.of(config).get_hook("sample_images") is not None
     )
-    return sections and cfg.of(config).get_hook("sample_images") is not None
 
 
 # ---- by the workload's own evaluation

@@ -24,7 +24,7 @@ from tunediff.core.files import numbered
 from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
-from tunediff.core.refusals import allow, writing
+from tunediff.core.refusals import writing
 from tunediff.profiling import tables
 from tunediff.tuning import foreground
 
@@ -36,7 +36,7 @@ class ProfileKeywords(StorageOptions):
         None, "new folder for the results (default: profile-CONFIG in the folder of all searches)"
     )
     steps: int | None = option(
-        None, "steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)"
+        None, "steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)", ge=3
     )
 
 
@@ -78,8 +78,6 @@ def run(options: ProfileOptions, command: str, lines: EventLines) -> ProfileResu
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     config, workers = _one_worker(trainable(options.config, options.words))
-    allowed = "a whole number of at least 3"
-    allow(options.steps is None or options.steps >= 3, "--steps", options.steps, allowed)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(f"torchrun: profile runs in one process; start it as {command}")
     check_files(config, evaluates=False)

@@ -46,7 +46,9 @@ class TrainKeywords(StorageOptions):
     budget: Seconds | None = option(None, "training seconds, e.g. 90s, 10m, 8h", metavar="SECONDS")
     unit: UnitName | None = option(None, UNIT_HELP)
     samples: int | None = option(
-        None, "training samples, instead of or besides the budget: whichever comes first ends it"
+        None,
+        "training samples, instead of or besides the budget: whichever comes first ends it",
+        ge=1,
     )
     name: str | None = option(
         None, "name of its folder in the folder of all trainings (default: train-CONFIG)"
@@ -150,7 +152,6 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
     """Return the budget that the options give. Raises `ConfigError`."""
     seconds, samples, every = options.budget, options.samples, options.every
     allow(options.unit is None or seconds is not None, "--unit", options.unit, "with --budget")
-    allow(samples is None or samples >= 1, "--samples", samples, "a whole number of at least 1")
     if seconds is not None or samples is not None:
         allowed = "without --budget and --samples; with them, set evaluation.points"
         allow(every is None, "--every", every and text.format_exact(every), allowed)
