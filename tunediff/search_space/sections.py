@@ -6,7 +6,6 @@ A field's docstring describes allowed values in an error message where the type 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
@@ -48,9 +47,11 @@ class Seconds(float):
 
 
 def _seconds(value: Any) -> float:
-    """Return the seconds of a duration. Raises `ValueError`."""
+    """Return the seconds of a duration in a file, which has its unit. Raises `ValueError`."""
     if isinstance(value, Seconds):
         return value
+    if not isinstance(value, str):
+        raise ValueError("is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m")
     return seconds_of(value)
 
 
@@ -60,11 +61,7 @@ def duration_s(value: str | float, where: str) -> Seconds:
     Raises `ConfigError`.
     """
     try:
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            if not 0 < value < math.inf:
-                raise ValueError("is not allowed; allowed: a duration above 0, e.g. 90s")
-            return Seconds(value)
-        return Seconds(_seconds(value))
+        return Seconds(seconds_of(value))
     except ValueError as error:
         raise ConfigError(f"{where}: {value!r} {error}") from None
 
