@@ -152,18 +152,6 @@ def at(*values):
     return list(zip((2.0, 4.0, 6.0, 8.0), values, strict=True))
 
 
-def test_a_winner_whose_curve_crosses_late_is_not_stopped():
-    """Compilation, warm-up and the EMA cost at first: behind all others after a quarter, ahead from the half on."""
-    rule = rule_of()
-    steady = [at(20.0, 10.0 + i / 10, 8.0, 7.0) for i in range(4)]
-    crossing = at(300.0, 9.0, 5.0, 3.0)
-    hopeless = at(25.0, 24.0, 23.0, 22.0)
-    *_, late, bad = stopped_at(rule, [*steady, crossing, hopeless])
-    assert late is None
-    assert bad is not None, "the rule stops nothing at all"
-    assert bad >= 4.0, "stopped before half of its budget"
-
-
 @pytest.mark.parametrize("seed", [{}, {"seed": 7}])
 def test_the_baseline_is_never_stopped_and_others_are_held_against_it(seed):
     """With two slots others may be ahead of it from its first point on; without its end there is nothing to compare."""
@@ -244,14 +232,6 @@ def test_a_point_that_a_restarted_worker_tells_again_is_not_judged_again():
     stopped_at(rule, [at(2.0, 1.0, 0.5, 0.25)] * 4, first=2)  # others were better meanwhile
     decisions += [stops(rule, restarted, result) for result in results]
     assert decisions == [False] * 5, "there is one rung"
-
-
-def test_trials_of_unlike_seconds_are_held_against_each_other_at_equal_fractions():
-    """With device-seconds four workers have a quarter of the time: their half of it comes after 1 s, not after 4."""
-    rule = rule_of(budget={"per_trial": "8s", "trials": 9, "unit": "device"})
-    stopped_at(rule, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
-    results = [result_of(1, 0.5, 30.0, budget_s=2), result_of(2, 1.0, 29.0, budget_s=2)]
-    assert [stops(rule, run_of(5), result) for result in results] == [False, True]
 
 
 @pytest.mark.parametrize("mode", ["min", "max"])
