@@ -57,7 +57,7 @@ class DataRequest:
 class Observer:
     """Watch a training and steer it; this one lets it train to the end of its budget.
 
-    The first methods are called on all ranks, those from `restarted` on on rank 0 only.
+    Methods after `asks_to_stop` are called on rank 0 only, the others on all ranks.
     """
 
     def __init__(self, stop_requests: Sequence[object] = ()) -> None:
