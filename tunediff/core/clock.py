@@ -73,17 +73,6 @@ class ClockSummary(NamedTuple):
         kinds = sorted({clock["kind"] for clock in said})
         return cls(", ".join(kinds), share)
 
-    @property
-    def sentences(self) -> list[str]:
-        """Return what readers of a command's result must know of its seconds; '' for workloads."""
-        if self.start_up_share is None:
-            return []
-        before = "their first value" if self.kind == PROCESS else "the clock began"
-        return [
-            f"The clock: {self.kind}; {self.start_up_share:.0%} of the processes' seconds came"
-            f" before {before}."
-        ]
-
     def unit(self, name: UnitName) -> Unit:
         """Return the unit of budgets and curves under its own name."""
         return _OF_COMMANDS.get(self.kind, UNITS[name])

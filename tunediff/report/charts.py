@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from tunediff.analysis import RATE, Results, curve, shown, sides
 from tunediff.analysis.comparison import Comparison
-from tunediff.analysis.importance import Importance, is_range, searched
+from tunediff.analysis.importance import is_range, searched
 from tunediff.analysis.outcome import Candidate
 from tunediff.analysis.why import Why
 from tunediff.core import colors
@@ -23,7 +23,6 @@ from tunediff.core.text import number, secs, short
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import style
 from tunediff.report.context import Highlights
-from tunediff.search_space.dimension import as_param
 
 Build = Callable[[], Figure | None]
 HEIGHT_IN = 4.0
@@ -43,8 +42,8 @@ AGAINST = {
     "price": "price of the training → more",
 }
 """Label of the axis of what the objective is drawn against; `{unit}`: of samples."""
-MOST_SHARES, MOST_PANELS = 15, 8
-"""Most knobs in the figure of their shares, and in that of their values."""
+MOST_PANELS = 8
+"""Most knobs in the figure of their values."""
 
 
 # ---- curves
@@ -157,16 +156,16 @@ def _finish(figure: Figure, axes: Axes, seconds: str) -> None:
 def of_why(results: Results, highlights: Highlights, parts: Why) -> Figure:
     """Draw baseline and winner against seconds and samples, and where both are compared."""
     figure, panels = style.sheet(2, 3.5, sharey=True)
-    clock, many = results.clock, f"{parts.equal_samples:,}"
+    clock, equal = results.clock, f"{results.unit} ({parts.equal_samples:,})"
     for axes, along, label, at, title in (
-        (panels[0], clock.along, clock.seconds, parts.seconds, f"at equal seconds ({secs(parts.seconds)})"),
-        (panels[1], "samples", f"{results.unit} seen", parts.equal_samples, f"at equal {results.unit} ({many})"),
+        (panels[0], clock.along, clock.seconds, parts.seconds, f"seconds ({secs(parts.seconds)})"),
+        (panels[1], "samples", f"{results.unit} seen", parts.equal_samples, equal),
     ):  # fmt: skip
         for trial, color, role in highlights.pairs():
             line = curve(trial, results.metric, along)
             axes.plot(*zip(*line, strict=True), "o-", color=color, markersize=4, label=role)
         axes.axvline(float(at), color=style.SOFT, linewidth=0.9, linestyle=style.DASHED)
-        axes.set(xlabel=label, title=title)
+        axes.set(xlabel=label, title=f"at equal {title}")
         axes.set_xlim(left=0)
         style.plain_numbers(axes)
         axes.grid(True, axis="y")
@@ -176,26 +175,6 @@ def of_why(results: Results, highlights: Highlights, parts: Why) -> Figure:
 
 
 # ---- knobs
-def of_shares(columns: Mapping[str, Importance]) -> Figure:
-    """Draw one panel of bars per target; the knobs are in the order of the first target."""
-    shares = pd.DataFrame({title: scores.shares for title, scores in columns.items()})
-    shares = shares.loc[shares.max(axis=1).nlargest(MOST_SHARES).index]
-    figure, panels = style.sheet(len(columns), 0.85 + 0.26 * len(shares), sharey=True)
-    for axes, title in zip(panels, columns, strict=True):
-        bars = axes.barh(
-            [short(str(name), 44) for name in shares.index],
-            100 * shares[title].fillna(0.0),
-            0.62,
-            color=colors.PLAIN,
-        )
-        words = ["–" if share != share else f"{100 * share:.0f} %" for share in shares[title]]
-        axes.bar_label(bars, words, padding=4, fontsize=8)
-        axes.set(title=short(title, 28), xlabel="share of the variance (%)")
-        axes.margins(x=0.18)
-    panels[0].invert_yaxis()
-    return figure
-
-
 def of_knobs(
     results: Results, highlights: Highlights, trials: Sequence[TrialRecord], names: Sequence[str]
 ) -> Figure:
@@ -206,31 +185,20 @@ def of_knobs(
     figure = Figure(figsize=(style.WIDTH_IN, 2.5 * rows), layout="constrained")
     panels = list(figure.subplots(rows, 2, squeeze=False, sharey=True).flat)
     for axes, name in zip(panels, names, strict=False):
-        values = {run.name: run.drawn[name] for run in trials if name in run.drawn}
-        places = dict(values)
-        if is_range(dimensions[name], list(values.values())):
+        drawn = {run.name: run.drawn[name] for run in trials if name in run.drawn}
+        places: dict[str, Any] = drawn
+        if is_range(dimensions[name], list(drawn.values())):
             axes.set_xscale("log" if dimensions[name].log else "linear")
             axes.xaxis.set_major_formatter(style.tick_formatter())
-        else:
-            met = dict.fromkeys(
-                map(as_param, [*(dimensions[name].choices or ()), *values.values()])
-            )
-            choices = [value for value in met if value in map(as_param, values.values())]
-            places = {run: choices.index(as_param(value)) for run, value in values.items()}
-            axes.set_xticks(range(len(choices)), [short(shown(value), 14) for value in choices])
+        else:  # values that have no order are categories
+            listed = sorted(drawn, key=lambda run: repr(drawn[run]))
+            places = {run: short(shown(drawn[run]), 14) for run in listed}
             axes.margins(x=0.2)
-        axes.plot(
-            list(places.values()),
-            [ends[run] for run in places],
-            "o",
-            color=colors.PLAIN,
-            markersize=4,
-        )
+        heights, look = [ends[run] for run in places], {"color": colors.PLAIN, "markersize": 4}
+        axes.plot(list(places.values()), heights, "o", **look)
         for trial, color, role in highlights.pairs():
-            if trial.name in places:
-                axes.plot(
-                    places[trial.name], ends[trial.name], "o", color=color, markersize=6, label=role
-                )
+            at = [places[trial.name]] if trial.name in places else []
+            axes.plot(at, [ends[trial.name]] * len(at), "o", color=color, markersize=6, label=role)
         if axes.get_xscale() == "log":
             style.plain_logarithms(axes.xaxis)
         axes.set_title(short(name, 40))

@@ -54,7 +54,6 @@ class Console(Listener):
         self._ended_before = space.budget.trials
         self._read()
         self._ended_before = self.following.ended
-        self._printed: set[tuple[str, int]] = set()
 
     def __enter__(self) -> Console:
         if not self.quiet:
@@ -132,7 +131,7 @@ class Console(Listener):
     def print_event(
         self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]
     ) -> None:
-        """Print what an event says; a point is printed once."""
+        """Print what an event says."""
         if event == "start":
             knobs = self.space.schema.knobs
             drawn = {knob: value for knob, value in content.items() if knob in knobs}
@@ -141,8 +140,7 @@ class Console(Listener):
             return
         elif event == "end":
             self._say_of(name, self._end_line(trial))
-        elif (key := (name, content.get("index", 0))) not in self._printed:
-            self._printed.add(key)
+        else:
             self._say_of(name, self._point_line(trial, content))
 
     def _say_of(self, name: str, message: str) -> None:
@@ -167,7 +165,8 @@ class Console(Listener):
 
     def _end_line(self, trial: TrialRecord) -> str:
         results, value = self.results, trial.value(self.results.metric)
-        words = [trial.status or self._unended(trial)]
+        folder = self.folder / "trials" / trial.name
+        words = [trial.status or str(record.disk_fault(folder) or "goes on from its checkpoint")]
         if value is None:
             words.append(trial.remarks)
         else:
@@ -187,13 +186,6 @@ class Console(Listener):
         if left := self.remaining_words():
             words.append(f"{self.following.ended}/{self.space.budget.trials}, {left}")
         return "  ".join(filter(None, words))
-
-    def _unended(self, trial: TrialRecord) -> str:
-        folder = self.folder / "trials" / trial.name
-        if record.was_lost(folder) is None:
-            fault = record.disk_fault(folder)
-            return str(fault.strerror) if fault is not None else "?"
-        return "has lost its node and will go on from its checkpoint"
 
     # ---- shared with the live table
     def display_name(self, name: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import time
@@ -18,11 +17,9 @@ from tunediff.analysis.speed import rate
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.colors import BASELINE, WINNER
-from tunediff.core.text import pluralize
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import reading
 from tunediff.report.result import Result
-from tunediff.tuning.sessions import confirming_folders
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,29 +164,12 @@ def read(
     )
 
 
-def confirming_results(folder: Path) -> list[Results]:
-    """Return the results of each folder of confirming runs that is not damaged."""
-    found = list[Results]()
-    for place in confirming_folders(folder):
-        with contextlib.suppress(ConfigError):
-            found.append(journals.read(place)[0])
-    return found
-
-
 def _confirmation(results: Results) -> tuple[Comparison | None, str]:
     """Return the newest confirmation, and a sentence if its runs are incomplete or unreadable."""
-    folder = confirming_runs.latest(results) if results.space.confirm is not None else None
-    if folder is None:
-        return None, ""
     try:
-        runs, unreadable = journals.read(folder)
+        found = confirming_runs.read(results)
     except ConfigError as error:
         return None, f"The confirming runs cannot be read: {error}"
-    found = confirming_runs.counting(results, runs, lambda place: journals.read(place)[0])
-    sentences = []
-    if found is None or not found.ended:
-        ended = pluralize(sum(trial.finished for trial in runs.trials), "run has", "runs have")
-        sentences.append(f"The confirming runs are not complete: {ended} ended.")
-    if unreadable:
-        sentences.append(f"{len(unreadable)} of their journals cannot be read.")
-    return found, " ".join(sentences)
+    begun = results.space.confirm is not None and confirming_runs.latest(results) is not None
+    is_open = begun and (found is None or not found.ended)
+    return found, "The confirming runs are not complete." if is_open else ""

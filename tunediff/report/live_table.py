@@ -120,7 +120,7 @@ class LiveTable(Console):
         """Return the cells of a trial by the names of the columns."""
         results = self.results
         values = [value for _, value in curve(trial, results.metric)]
-        rate, memory = last(trial, "samples_per_s"), last(trial, "peak_memory_mib")
+        rate = last(trial, "samples_per_s")
         status, compared, value = str(trial.status or ""), "", ""
         if not status:
             points = trial.config.get("evaluation.points", "?")
@@ -138,5 +138,4 @@ class LiveTable(Console):
         }
         if not results.by_rate:
             cells[f"{results.unit}/s"] = text.number(rate) if rate is not None else ""
-        cells["MiB"] = f"{memory:.0f}" if memory is not None else ""
         return {**cells, "status": status}

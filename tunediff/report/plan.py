@@ -233,9 +233,7 @@ def start_lines(plan: Mapping[str, Any]) -> list[str]:
     if plan["budget_s"]:
         run = f"{text.seconds(plan['budget_s'])} {UNITS[plan['budget_unit']].what}"
     earliest = f"it ends as soon as it is decided, after {plan.get('pairs_at_least')} pairs"
-    rows = {
-        "runs": f"at most {plan.get('pairs_at_most')} pairs × 2 × {run}; {earliest} at the earliest"
-    }
+    rows = {"runs": f"at most {plan.get('pairs_at_most')} pairs × 2 × {run}; {earliest} at least"}
     if "search" in plan:
         others = text.pluralize(plan["trials"] - plan["baseline_runs"], "other configuration")
         many = f": {others}, {text.pluralize(plan['baseline_runs'], 'run')} of the baseline"
@@ -243,8 +241,7 @@ def start_lines(plan: Mapping[str, Any]) -> list[str]:
         rows = {"trials": f"{plan['trials']} × {run}{many}"}
         if most := plan["confirming_runs"]:
             rows["confirming"] = f"at most {most} × {run}; it ends when it is decided"
-    if plan["at_once"] > 1:
-        rows["at_once"] = f"{plan['at_once']} at the same time"
+    rows |= {"at_once": f"{plan['at_once']} at the same time"} if plan["at_once"] > 1 else {}
     for part, spent_s in seconds.items() if plan["budget_s"] else ():
         known = part != "evaluation" or "evaluation" not in plan["wall_clock_lacks"]
         why = ": one takes too long to be timed here" if plan["timing_too_long"] else ""

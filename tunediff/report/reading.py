@@ -44,7 +44,6 @@ from tunediff.report.result import (
     Kind,
     Ledger,
     NoiseOfRun,
-    ParetoPoint,
     Result,
     Rule,
     Search,
@@ -401,7 +400,7 @@ def _search(evidence: Evidence, study: list[dict[str, Any]]) -> Search:
         seconds_to_baseline=evidence.seconds_to_baseline(best) if best is not None else None,
         not_begun=planned - len(results.trials) if ended else 0,
         unmoved=evidence.unmoved,
-        pareto=[ParetoPoint(**row) for row in pareto(results)],
+        pareto=[dict(row) for row in pareto(results)],
         study=study,
     )
 

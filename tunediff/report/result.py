@@ -119,8 +119,8 @@ class Rule(Part):
     """How a comparison comes to its verdict, fixed before its first run."""
 
     level: float
-    """probability of a wrong verdict if nothing differs; one_sided: all of it for «better»; fixed:
-    one analysis, after all rounds"""
+    """probability of a wrong verdict if nothing differs; one_sided: all of it for «better»;
+    fixed: one analysis, after all rounds"""
     one_sided: bool
     fixed: bool
     within: float | None
@@ -147,17 +147,6 @@ class NoiseOfRun(Part):
     rough: bool
 
 
-class ParetoPoint(Part):
-    """A configuration on the Pareto front of two objectives."""
-
-    trial: str
-    configuration: Configuration
-    value: float | None
-    failures: int
-    cost: float | None
-    versus_baseline: float | None
-
-
 class Search(Part):
     """What only a search has."""
 
@@ -179,9 +168,9 @@ class Search(Part):
     """planned trials that a search which has ended left out"""
     unmoved: int
     """all trials, where the objective moved in none of them by more than the noise; else 0"""
-    pareto: list[ParetoPoint]
+    pareto: list[dict[str, Any]]
+    """the configurations on the front of two objectives, and the rows of study.csv"""
     study: list[dict[str, Any]]
-    """the rows of study.csv"""
 
 
 class Ledger(Part):

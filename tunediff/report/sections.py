@@ -28,7 +28,7 @@ from tunediff.report import charts, sentences
 from tunediff.report.context import ReportContext, protocol
 
 Block = dict[str, Any]
-"""A part of a section: `kind` (lead, p, note, h3, pre, figure, table, details) and what it holds."""
+"""A part of a section: `kind` (lead, p, note, h3, pre, figure, table …) and what it holds."""
 LARGEST = 1024
 """Maximum pixels per side of a picture in the page."""
 
@@ -197,7 +197,8 @@ def why(about: ReportContext) -> list[Block]:
             split, results.title, results.unit, results.clock.seconds, equal, trust
         )
         caption = (
-            f"The gap at equal {results.unit} is learning; what the gap at equal seconds has beyond it is"
+            f"The gap at equal {results.unit} is learning; what the gap at equal seconds"
+            " has beyond it is"
             f" speed. Values at equal {results.unit} are interpolated between two evaluations."
         )
         build = lambda: charts.of_why(results, about.highlights, split)  # noqa: E731
@@ -206,7 +207,7 @@ def why(about: ReportContext) -> list[Block]:
         ]
     head = ["", f"baseline ({base.name})", f"{about.highlights.winner_is} ({winner.name})", "ratio"]
     cells = [
-        [name, rounded(a) or "–", rounded(b) or "–", times(b / a) if a and b is not None else ""]
+        [name, rounded(a) or "–", rounded(b) or "–", times(b / a) if a and b else ""]
         for name, a, b in _quantities(about, base, winner, parts)
         if a is not None or b is not None
     ]
@@ -242,7 +243,7 @@ def _quantities(
         at_end("time of a step (ms)", "step_s", 1000.0),
         *(at_end(f"· {words} (ms)", f"step_{part}_s", 1000.0) for part, words in of_step.items()),
         at_end(f"time waiting for {unit} (%)", "data_wait_share", 100.0),
-        at_end("MFU: FLOP/s as a share of the fastest matrix product's here (%)", "peak_share", 100.0),
+        at_end("MFU: FLOP/s over the fastest matrix product's here (%)", "peak_share", 100.0),
         ("compiling (s)", speed.compile_s(base), speed.compile_s(winner)),
         at_end("peak memory (MiB)", "peak_memory_mib"),
     ]  # fmt: skip
@@ -272,8 +273,6 @@ def _picture(path: Path) -> bytes | None:
     """
     try:
         with Image.open(path, formats=["PNG"]) as image:
-            if max(image.size) > 8192:
-                return None
             pixels = image.convert("L" if image.mode in ("1", "L") else "RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return None
@@ -295,25 +294,23 @@ def importance(about: ReportContext) -> list[Block]:
             f"Knob importance needs at least {ENOUGH} trials with a result and a knob that varies"
         )
         return [block("lead", f"{needed}; there are {len(results.ranked)}.")]
-    said = []
-    for label, one in scores.items():
-        most = [
-            f"{name} ({percent(share)})" for name, share in one.shares.items() if share >= 0.05
-        ][:3]
-        top = f"come most from {', '.join(most)}" if most else "come from no knob by itself"
-        said.append(f"Differences in {label} between {pluralize(one.trials, 'trial')} {top}.")
+    names = dict.fromkeys(name for one in scores.values() for name in one.shares)
+    head = ["knob", *(f"share of {label}" for label in scores)]
+    rows = [
+        [
+            name,
+            *(percent(one.shares[name]) if name in one.shares else "–" for one in scores.values()),
+        ]
+        for name in names
+    ]
     unvaried = ", ".join(next(iter(scores.values())).unvaried)
-    caption = (
+    note = (
         "fANOVA: the part of the variance that a random forest over all trials attributes to a knob"
         " alone; the rest to 100 % belongs to combinations of knobs."
     )
-    notes = [block("note", f"One value in all trials: {unvaried}.")] if unvaried else []
-    build = lambda: charts.of_shares(scores)  # noqa: E731
-    return [
-        block("lead", " ".join(said)),
-        figure("importance", build, "shares of the variance", caption),
-        *notes,
-    ]
+    note += f" One value in all trials: {unvaried}." if unvaried else ""
+    most = f"Differences come most from {next(iter(names))}." if names else "No knob varies."
+    return [block("lead", most), table([head, *rows]), block("note", note)]
 
 
 def effects(about: ReportContext) -> list[Block]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from tunediff.analysis import divergence
 from tunediff.analysis.outcome import failure_note
-from tunediff.analysis.sides import BEFORE_THE_PAIRS, ONE_EACH
 from tunediff.analysis.statistics import is_wide
 from tunediff.analysis.why import Why
 from tunediff.core import text
@@ -21,7 +20,7 @@ from tunediff.core.outcomes import State, Status, Verdict
 from tunediff.core.point import one_of
 from tunediff.core.target import APART, EVALUATIONS
 from tunediff.core.text import number, pluralize
-from tunediff.report.result import Candidate, Effect, NoiseOfRun, Result, SpeedUp
+from tunediff.report.result import Candidate, Effect, Ledger, NoiseOfRun, Result, SpeedUp
 
 OPEN = "not determined"
 VERDICTS = {
@@ -136,19 +135,24 @@ def headline(result: Result) -> str:
     kinds = {"comparison": ("pair of runs", "pairs of runs"), "confirmation": ("new seed", "")}
     many = pluralize(by.rule.rounds if by.rule else 0, *kinds.get(by.kind, ("seed", "")))
     if best is base:
-        return f"No configuration is shown to be better than the baseline by {many}: {by.metric} {value_of(best)}."
+        return (
+            f"No configuration is shown to be better than the baseline by {many}: {by.metric}"
+            f" {value_of(best)}."
+        )
     shown, noise = compared(by, best), f"by more than the noise of {many}"
     if (reason := _diverged(by)) and by.verdict in (Verdict.BETTER, Verdict.WORSE):
         return f"{who} is {by.verdict} than {other}. {reason}"
     within = "" if by.rule is None else text.size(by.rule.within or 0.0, _is_ratio(best))
     sentences = {
         Verdict.EQUIVALENT: f"{who} is equivalent to {other} within {within} by {many}: {shown}.",
-        Verdict.NO_DIFFERENCE: f"{who} shows no significant difference from {other} by {many}: {shown}.",
-        Verdict.NOT_SHOWN: f"{who} is faster than {other} {noise}: {shown}, and not shown to be good enough.",
+        Verdict.NO_DIFFERENCE: f"{who} shows no significant difference from {other} by {many}:"
+        f" {shown}.",
+        Verdict.NOT_SHOWN: f"{who} is faster than {other} {noise}: {shown}, and not shown to be good"
+        " enough.",
         Verdict.OPEN: f"Not decided yet after {many}: {shown}.",
         Verdict.TOO_FEW: f"{many} so far: too few for a test.",
-        Verdict.ONE_RUN: f"{who} against {other} is one run, repeated: the noise of a training is not"
-        f" known. {shown}. A command that takes {{seed}} can be judged.",
+        Verdict.ONE_RUN: f"{who} against {other} is one run, repeated: the noise of a training is"
+        f" not known. {shown}. A command that takes {{seed}} can be judged.",
     }
     return sentences.get(by.verdict, f"{who} is {by.verdict} than {other} {noise}: {shown}.")
 
@@ -163,7 +167,10 @@ def _no_result(result: Result) -> str:
     if not statuses:
         return "No trial has begun yet."
     if not begun:
-        return f"No result: none of {pluralize(result.runs, 'trial')} that ended has one; see Failures."
+        return (
+            f"No result: none of {pluralize(result.runs, 'trial')} that ended has one; see"
+            " Failures."
+        )
     ended = f", and {result.runs} ended without one" if result.runs else ""
     return (
         f"No trial has a result yet: {pluralize(begun, 'trial is', 'trials are')} under way{ended}."
@@ -205,7 +212,10 @@ def _one_run_each(result: Result) -> str:
         is_bound = best.speedup is not None and best.speedup.at_least is not None
         after = "by its first evaluation, at" if is_bound else "after"
         after = f"{after} {text.secs(search.seconds_to_baseline)}"
-        sooner = f" It is as good as the baseline at its end {after}: {speedup(best.speedup)} times sooner."
+        sooner = (
+            f" It is as good as the baseline at its end {after}: {speedup(best.speedup)}"
+            " times sooner."
+        )
     return f"{who}: {reached}, {how}.{sooner}"
 
 
@@ -231,7 +241,10 @@ def _of_test(result: Result) -> list[str]:
     sizes = sorted(effect.resolution for effect in effects if effect.resolution is not None)
     said, why = list[str](), ""
     if result.state == State.HOPELESS:
-        why = f"; up to {rule.max_rounds} {rounds} would most likely show no significant difference either"
+        why = (
+            f"; up to {rule.max_rounds} {rounds} would most likely show no significant"
+            " difference either"
+        )
     elif result.state == State.SPENT:
         why = f"; all {rule.max_rounds} {rounds} have been run"
     is_open = result.verdict in (Verdict.NO_DIFFERENCE, Verdict.WORSE)
@@ -241,17 +254,20 @@ def _of_test(result: Result) -> list[str]:
         )
         rough = " (a rough estimate)" if result.rough else ""
         said.append(
-            f"{rule.rounds} {rounds} can detect differences of about {' to '.join(ends)}{rough}{why}."
+            f"{rule.rounds} {rounds} can detect differences of about"
+            f" {' to '.join(ends)}{rough}{why}."
         )
     if best is not None and best.value_when_chosen is not None:
         now = f"{text.with_sd(best.values)} on new seeds"
         said.append(
-            f"The {result.metric} of {best.name} was {number(best.value_when_chosen)} when it was chosen, and is {now}."
+            f"The {result.metric} of {best.name} was {number(best.value_when_chosen)}"
+            f" when it was chosen, and is {now}."
         )
     leader = next((one for one in result.candidates if one.configuration), None)
     if result.kind == "confirmation" and best is not None and leader not in (None, best):
         said.append(
-            f"{best.name} was selected on these new seeds: its interval accounts for that, its mean is"
+            f"{best.name} was selected on these new seeds: its interval accounts for"
+            " that, its mean is"
             " too optimistic."
         )
     is_usual = (rule.level, rule.one_sided, rule.fixed) == (0.05, False, False)
@@ -314,22 +330,28 @@ def _of_sides(result: Result) -> list[str]:
     said = []
     if pairs and all(x == y for x, y in pairs):
         said.append(
-            f"WARNING: both sides have the same values in all {len(pairs)} pairs, though their code or"
+            f"WARNING: both sides have the same values in all {len(pairs)} pairs, though"
+            " their code or"
             " configuration differs: does the change reach what runs?"
         )
     elif result.verdict not in (Verdict.OPEN, Verdict.ONE_RUN):
         said.append(f"B was ahead in {ahead} of {len(pairs)} pairs.")
     if (least := sides.one_run_each_tells) is not None:
         said.append(
-            f"With one run each, only differences above {text.size(least, _is_ratio(b))} are significant."
+            f"With one run each, only differences above {text.size(least, _is_ratio(b))}"
+            " are significant."
         )
     if rule.equal_sides:
-        said.append(_equal_sides(result))
+        found = f"this difference is none; {rule.level:.2g} of such comparisons may find one"
+        is_found = result.verdict in (Verdict.BETTER, Verdict.WORSE)
+        is_right = found if is_found else "that nothing is found is right"
+        said.append(f"Both sides are the same, on different seeds: {is_right}.")
     if a.evaluations and b.evaluations and result.target and (
         max(a.evaluations, b.evaluations) >= 1.5 * min(a.evaluations, b.evaluations)
     ):  # fmt: skip
         said.append(
-            f"Runs of A have {a.evaluations:g} evaluations, runs of B {b.evaluations:g}: the mean of the"
+            f"Runs of A have {a.evaluations:g} evaluations, runs of B {b.evaluations:g}:"
+            " the mean of the"
             f" last {EVALUATIONS} that lie {APART:.0%} of the seconds apart has to meet the target."
         )
     if sides.gates:
@@ -348,7 +370,7 @@ def _of_sides(result: Result) -> list[str]:
         spent = f"B spends {text.seconds(b.setup_s)} and A {text.seconds(a.setup_s)}"
         said.append(f"Before its first batch {spent}, which the budget does not count.")
     if sides.ledger is not None:
-        said.append(_ledger(result))
+        said.append(_ledger(sides.ledger))
     if a.holdout and b.holdout:
         both = (
             f"{number(float(np.mean(a.holdout)))} for A, {number(float(np.mean(b.holdout)))} for B"
@@ -366,30 +388,17 @@ def _of_sides(result: Result) -> list[str]:
     return said
 
 
-def _equal_sides(result: Result) -> str:
-    what = "Both sides are the same code and configuration, on different seeds"
-    if result.verdict not in (Verdict.BETTER, Verdict.WORSE) or result.rule is None:
-        return f"{what}: that nothing is found is right."
-    fixed = ", ".join(name for name, how in BEFORE_THE_PAIRS.items() if how == ONE_EACH)
-    share = f"{100 * result.rule.level:g} % of such comparisons may find one"
-    return f"{what}: this difference is none. {share}. Each side has its own: {fixed}."
-
-
-def _ledger(result: Result) -> str:
+def _ledger(ledger: Ledger) -> str:
     """Return the place of a comparison in its ledger, and what is due."""
-    ledger = result.sides.ledger if result.sides is not None else None
-    if ledger is None:
-        return ""
     kept = (
         f"{pluralize(ledger.kept, 'change')} kept so far, of which {ledger.budget:.0%} may be none"
     )
     place = f"Comparison {ledger.number} of the ledger, at a level of {ledger.level:.2g}: {kept}."
-    if not ledger.recheck_due:
-        return place
     since = (
         f"{ledger.kept_since_confirmed} were kept since {str(ledger.confirmed)[:12]} was confirmed"
     )
-    return f"{place} {since}: compare the head with it, with --ledger --confirm."
+    due = f" {since}: compare the head with it, with --ledger --confirm." * ledger.recheck_due
+    return f"{place}{due}"
 
 
 def _of_search(result: Result) -> list[str]:
@@ -409,10 +418,9 @@ def _of_search(result: Result) -> list[str]:
         )
     if search.unmoved:
         said.append(
-            "The objective did not move in any trial with a result: from the first evaluation to the last"
-            " it changed by no more than the noise. Either the budget is too short, the model learns"
-            " nothing within it, for example because a warm-up is longer, or it has learned everything"
-            " before the first evaluation."
+            "The objective did not move in any trial with a result by more than the noise: the budget"
+            " is too short, the model learns nothing within it, for example because a warm-up is"
+            " longer, or it has learned everything before the first evaluation."
         )
     return said
 
@@ -428,16 +436,10 @@ def noise(value: NoiseOfRun, label: str) -> str:
 
 def _set_aside(result: Result) -> str:
     """Return which candidate would be better, had it not failed on a seed; '' for none."""
-    best, sign = result.leader, 1 if result.direction == "min" else -1
-    if best is None or best.value is None:
-        return ""
+    sign, best = 1 if result.direction == "min" else -1, result.leader
+    limit = math.nan if best is None or best.value is None else sign * best.value
     for one in result.candidates:
-        if (
-            one is not best
-            and one.failures
-            and one.value is not None
-            and sign * one.value < sign * best.value
-        ):
+        if one is not best and one.failures and one.value and sign * one.value < limit:
             note = failure_note(one.failures, len(one.values))
             return f"{one.name}, with {number(one.value)}, {note}."
     return ""
@@ -448,7 +450,8 @@ def disturbed(result: Result) -> str:
     if not result.disturbed:
         return ""
     return (
-        f"During {result.disturbed:,} of {pluralize(result.runs, 'run')} others used the machine: their"
+        f"During {result.disturbed:,} of {pluralize(result.runs, 'run')} others used the"
+        " machine: their"
         " speed, and so their results within the budget, may be worse for it."
     )
 
@@ -478,7 +481,10 @@ def why(
         f"{label} {number(winner)} instead of {number(base)} at {number(parts.seconds)} {seconds}"
     )
     if parts.learning is None or at_samples is None:
-        return f"{gain}; how much of that is speed is unknown, since at {equal} one of them had no value; {trust}."
+        return (
+            f"{gain}; how much of that is speed is unknown, since at {equal} one of them had"
+            f" no value; {trust}."
+        )
     same = f"{number(at_samples[1])} instead of {number(at_samples[0])} at {equal}"
     if parts.total >= 0:
         return f"In these two runs it is not ahead: {gain}, {same}, with {many}; {trust}."

@@ -11,7 +11,7 @@ import io
 import math
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import matplotlib
@@ -99,16 +99,12 @@ def add_title(figure: Figure, text: str) -> None:
     figure.suptitle("\n".join(lines), fontsize=10, x=0.01, ha="left")
 
 
-def legend(figure: Figure, handles: Mapping[str, Any] | None = None, title: str = "") -> None:
-    """Add a legend below the panels, where it covers nothing.
-
-    handles: artists by label; default: everything with a label.
-    """
-    if handles is None:
-        handles = {}
-        for axes in figure.axes:
-            artists, labels = axes.get_legend_handles_labels()
-            handles |= dict(zip(labels, artists, strict=True))
+def legend(figure: Figure, title: str = "") -> None:
+    """Add a legend of everything with a label below the panels, where it covers nothing."""
+    handles = dict[str, Any]()
+    for axes in figure.axes:
+        artists, labels = axes.get_legend_handles_labels()
+        handles |= dict(zip(labels, artists, strict=True))
     if not handles:
         return
     width_in, height_in = figure.get_size_inches()
@@ -161,14 +157,8 @@ def tick_formatter() -> ticker.Formatter:
 def plain_logarithms(side: Axis) -> None:
     """Label a logarithmic axis with a few plain numbers (0.6 and 10, not 6×10⁻¹ and 10¹)."""
     low, high = side.get_view_interval()
-    every = (step * 10.0**power for power in range(-12, 13) for step in (1, 2, 5))
-    ticks = [tick for tick in every if low <= tick <= high]
-    locator: ticker.Locator = ticker.FixedLocator(ticks)
-    if len(ticks) < 3:
-        locator = ticker.MaxNLocator(5)
-    elif len(ticks) > 10:
-        locator = ticker.LogLocator(numticks=8)
-    side.set_major_locator(locator)
+    few = ticker.MaxNLocator(5) if high < 5 * low else ticker.LogLocator(subs=(1, 2, 5))
+    side.set_major_locator(few if high < 1000 * low else ticker.LogLocator(numticks=8))
     side.set_major_formatter(tick_formatter())
     side.set_minor_locator(ticker.NullLocator())
 

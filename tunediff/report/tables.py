@@ -14,7 +14,6 @@ from tunediff import config as cfg
 from tunediff.analysis import RATE, curve, disturbed, last, shown, sides, speed
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.outcome import failed
-from tunediff.analysis.statistics import totals
 from tunediff.core import text
 from tunediff.core.outcomes import Status
 from tunediff.core.text import duration, number, percent, pluralize, rounded, times
@@ -22,11 +21,10 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment.model import FILE
 from tunediff.report import charts, sentences
 from tunediff.report import study as studies
-from tunediff.report.context import ReportContext, confirming_results
+from tunediff.report.context import ReportContext
 from tunediff.report.result import Result
 from tunediff.report.sections import Block, block, figure, table
 from tunediff.report.text import pair_rows
-from tunediff.tuning import sessions
 
 SPENT = {
     "train": "training", "data_wait": "waiting for {unit}", "setup": "setup",
@@ -170,7 +168,8 @@ def reproduce(about: ReportContext) -> list[Block]:
         blocks.append(
             block(
                 "p",
-                f"{about.best_words.capitalize()} alone, as a configuration and then as a training:",
+                f"{about.best_words.capitalize()} alone, as a configuration and then as a"
+                " training:",
             )
         )
         blocks.append(block("pre", f"{export}\n{text.command('train', '--config', out, *budget)}"))
@@ -202,30 +201,26 @@ def reproduce(about: ReportContext) -> list[Block]:
 
 def _seconds(about: ReportContext) -> list[Block]:
     """Return a table of where the seconds of all workers went, confirming runs included."""
-    folder, more = about.results.folder, confirming_results(about.results.folder)
-    parts = totals([runs.seconds() for runs in (about.results, *more)])
+    found, unit = about.result, about.results.unit
+    parts = {part: spent_s for part, spent_s in found.seconds.items() if part != "wall" and spent_s}
     if not (total_s := sum(parts.values())):
         return []
-    unit = about.results.unit
+    wall_s = found.seconds["wall"]
+    confirming_s = sum(runs.seconds["wall"] for runs in found.confirmations)
+    share = percent(confirming_s / wall_s) if confirming_s else ""
     rows = [
-        [SPENT.get(part, part).format(unit=unit), duration(spent_s), percent(spent_s / total_s)]
-        for part, spent_s in sorted(parts.items(), key=lambda item: -item[1])
-        if spent_s
-    ]
-    confirming_s = sum(sessions.spent_s(runs.folder) for runs in more)
-    wall_s, used = sessions.spent_s(folder) + confirming_s, about.result
-    rows += [
+        *(
+            [SPENT.get(part, part).format(unit=unit), duration(spent_s), percent(spent_s / total_s)]
+            for part, spent_s in sorted(parts.items(), key=lambda item: -item[1])
+        ),
         ["all workers together", duration(total_s), ""],
-        *([["wall-clock of the search", duration(wall_s), ""]] if wall_s else []),
+        ["wall-clock of the search", duration(wall_s), ""],
+        ["of that, the confirming runs", duration(confirming_s) if confirming_s else "", share],
+        ["training seconds × devices", duration(found.device_s or 0.0), ""],
+        ["price of training", number(found.price) if found.price is not None else "", ""],
     ]
-    if confirming_s:
-        rows.append(
-            ["of that, the confirming runs", duration(confirming_s), percent(confirming_s / wall_s)]
-        )
-    rows.append(["training seconds × devices", duration(used.device_s or 0.0), ""])
-    if used.price is not None:
-        rows.append(["price of training", number(used.price), ""])
-    return [block("h3", "Where the seconds went"), table([["", "time", "share"], *rows])]
+    shown_rows = [row for row in rows if row[1]]
+    return [block("h3", "Where the seconds went"), table([["", "time", "share"], *shown_rows])]
 
 
 # ---- two sides

@@ -38,6 +38,12 @@ def plain_table(rows: Sequence[Sequence[str]], width: int | None = None) -> str:
     return "\n".join(line.rstrip() for line in written.getvalue().splitlines())
 
 
+def _cell(value: object) -> str:
+    if isinstance(value, dict):
+        return text.knobs(value)
+    return number(value) if text.has_value(value) else ""
+
+
 def lines(result: Result) -> list[str]:
     """Return a result as lines of text."""
     by, search, columns = result.counts, result.search, width()
@@ -65,17 +71,9 @@ def lines(result: Result) -> list[str]:
         plain_table(sentences.table(by), columns),
         "\n".join(result.summary),
     ]
-    if search is not None and search.pareto:
-        points = [list(point.model_dump(exclude={"failures"}).values()) for point in search.pareto]
-        head = ["trial", "configuration", by.metric, str(search.cost_metric), "versus baseline"]
-        rows = [
-            [
-                text.knobs(cell) if isinstance(cell, dict) else "" if cell is None else number(cell)
-                for cell in row
-            ]
-            for row in points
-        ]
-        parts.append(f"Pareto front:\n{plain_table([head, *rows], columns)}")
+    for rows in (search.pareto, search.study) if search is not None else ():
+        cells = [[_cell(value) for value in row.values()] for row in rows]
+        parts += [plain_table([list(rows[0]), *cells], columns)] if rows else []
     return "\n\n".join(filter(None, parts)).splitlines()
 
 
