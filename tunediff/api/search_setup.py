@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import importlib
 import logging
 import math
 import tempfile
@@ -158,9 +157,7 @@ def create(
     if not (users_file or quiet or options.address):
         # What runs the trials is imported meanwhile: this process would only wait for the one that
         # measures.
-        threading.Thread(
-            target=importlib.import_module, args=("tunediff.ray_backend.tuner",), daemon=True
-        ).start()
+        threading.Thread(target=_import_ray, daemon=True).start()
         measured = measure(space, say, templates)
         plan.check(plan.values(space, folder, measured), options.force)
     if users_file and options.check:
@@ -175,6 +172,10 @@ def create(
     if is_command(space.workload.name):  # which runs in its own folder, not in a copy
         frozen_code.write_searched(folder)
     return space, plan.values(space, folder, measured) if options.address is None else None
+
+
+def _import_ray() -> None:
+    from tunediff.ray_backend import tuner  # noqa: F401
 
 
 def measured_plan(
