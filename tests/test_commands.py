@@ -245,16 +245,6 @@ def test_a_search_that_confirmed_nothing_confirms_when_it_is_resumed(tmp_path, c
         assert experiment.reopen(folder).finalists == finalists
 
 
-def test_limits_of_a_search_can_be_raised_and_long_ones_are_kept(found):
-    raised = experiment.reopen(found.folder, {"trials": 9, "total": "300h"})
-    again = search_space.load(found.folder / "experiment.yaml")
-    assert (
-        (again.budget.trials, again.budget.total_s) == (raised.budget.trials, raised.budget.total_s) == (9, 1_080_000)
-    )
-    experiment.create(found.folder.parent / "long", again, FILE)
-    assert search_space.load(found.folder.parent / "long" / "experiment.yaml").budget == again.budget
-
-
 def test_a_running_search_is_refused_before_its_workload_is_imported(found, capsys):
     (found.folder / "baseline.yaml").write_text("workload: workload/raises.py\n")
     with alone(found.folder):

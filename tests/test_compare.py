@@ -274,14 +274,6 @@ def test_seconds_to_a_target(backend, capsys):
     )
     assert compare.main([*words, "--name", "y", "--target", "frechet<=1.5"]) == 12
     assert json.loads(capsys.readouterr().out)["failure"]["missed_target"]
-    for refused, why in (
-        (["--better", "time"], "--better: 'time' is not allowed; allowed: a --target or a --margin"),
-        (["--target", "frechet<=3"], "--target: 'frechet<=3' is not allowed; allowed: none without --better time"),
-        (["--better", "time", "--target", "loss<=3"], "allowed: one of frechet"),
-        (["--better", "time", "--target", "frechet>=3"], "its mode is min"),
-    ):
-        assert compare.main(["digits", "loader.batch_size=64", *refused]) == 2
-        assert why in capsys.readouterr().err
 
 
 def test_a_run_that_fails_ends_it(backend, capsys):

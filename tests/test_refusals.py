@@ -118,6 +118,10 @@ compare digits parallel.workers=64                    | command line: parallel.w
 compare digits compile.mode=reduce-overhead           | command line: compile.mode: 'reduce-overhead'
 compare digits seed=99 --pairs 2                      | --pairs: 2
 compare digits seed=99 --pairs 101                    | --pairs: 101
+compare digits seed=99 --better time                  | --better: 'time' is not allowed; allowed: a --target or a --margin
+compare digits seed=99 --target frechet<=3            | --target: 'frechet<=3' is not allowed; allowed: none without --better time
+compare digits seed=99 --better time --target loss<=3 | --target: 'loss<=3' is not allowed; allowed: one of frechet
+compare digits seed=99 --better time --target frechet>=3 | --target: 'frechet>=3' is not allowed; allowed: frechet<=…: its mode is min
 compare digits seed=99 --budget ''                    | --budget: ''
 compare digits seed=99 --budget 100h                  | --budget: '360000s'
 compare digits seed=99 --budget 100h --force --within 2 | --within: '2.0'
