@@ -206,10 +206,9 @@ def _experiment(options: CompareOptions, metric: Metric, names: Sequence[str]) -
     allowed = allowed if lower else f"a number above 0, in units of {metric.name}"
     allow(within is None or is_share == lower, "--within", str(within), allowed)
     _check_time(options, metric)
-    days = (2 * most * (options.budget_s or 0.0)) / 86400
     allowed = f"at most {MOST_DAYS} days for {most} pairs; --force starts it all the same"
     allow(
-        days <= MOST_DAYS or options.force,
+        2 * most * (options.budget_s or 0.0) <= MOST_DAYS * 86400 or options.force,
         "--budget",
         text.format_exact(options.budget_s or 0.0),
         allowed,

@@ -356,8 +356,7 @@ def _without_shipped_total(content: Lines, options: SearchOptions, path: Path) -
 
 def _name(path: Path) -> str:
     """Return the default name of a search: that of its file, and the time."""
-    stem = "".join(filter(str.isprintable, path.stem)).lstrip(".-")[:40] or "search"
-    return timed_name(stem)
+    return timed_name("".join(filter(str.isprintable, path.stem)).lstrip(".-")[:40] or "search")
 
 
 def _limits(options: SearchOptions) -> Lines:
