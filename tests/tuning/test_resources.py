@@ -37,7 +37,6 @@ def test_trials_that_share_a_gpu_get_parts_of_it_and_of_the_cores():
     assert divided.slots == 6
     assert place.resources == {"CPU": pytest.approx(16 / 6, abs=0.1), "GPU": 0.5}
     assert place.threads == 3
-    assert resources.Placement.of({**vars(place)}) == place
 
 
 def test_trials_of_two_gpus_or_of_none_share_none():

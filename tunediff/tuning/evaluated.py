@@ -63,10 +63,6 @@ class EvaluatedConfigurations:
         """Return a trial that trains equally; None: there is none."""
         return self._equivalent.get(self._identity(config))
 
-    def is_baseline(self, config: Systems) -> bool:
-        """Return whether a configuration trains like the baseline of the space."""
-        return self._identity(config) == self._identity(self._space.baseline)
-
     def used_up(self) -> bool:
         """Return whether all points, or their equivalents, were run. False for a large space."""
         if len(self._exact) - self._space.noise + 1 >= spaces.size(self._space):

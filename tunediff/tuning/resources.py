@@ -8,7 +8,7 @@ import math
 import operator
 import os
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from tunediff.config import ConfigError, is_command
@@ -54,11 +54,6 @@ class Placement:
     """GPUs of each worker: several for the one worker of `parallel.strategy: dp`."""
     per_gpu: int = 1
     """Trials that share each GPU."""
-
-    @classmethod
-    def of(cls, plain: Mapping[str, Any]) -> Placement:
-        """Return the placement from what `dataclasses.asdict` made of it, also after JSON."""
-        return cls(**{**plain, "nodes": tuple(plain["nodes"])})
 
     @property
     def resources(self) -> dict[str, float]:
@@ -270,7 +265,9 @@ class Pool:
         """`look` returns the nodes of a cluster as of now; `taken` is called with every slot that
         gets a trial, and the name of its actor; `prefix`: of these names."""
         self.say: Callable[[str], None] = lambda line: None
-        self._share, self._machines, self._look = share, share.machines, look
+        self._share, self.machines, self._look = share, share.machines, look
+        self.unsteady = look is not None
+        """Whether nodes may be lost."""
         self._on_taken, self._prefix = taken, prefix
         self._looked = time.monotonic()
         self._taken: dict[int, dict[Machine, int]] = {}
@@ -278,16 +275,6 @@ class Pool:
             int, tuple[Placement, int]
         ] = {}  # what a slot's workers were started for: they are still warm
         self._waits: float | None = None
-
-    @property
-    def unsteady(self) -> bool:
-        """Return whether nodes may be lost."""
-        return self._look is not None
-
-    @property
-    def machines(self) -> Sequence[Machine]:
-        """Return the machines as of the last query."""
-        return self._machines
 
     def room(self) -> bool:
         """Return whether the smallest trial finds room."""
@@ -328,7 +315,7 @@ class Pool:
         """Query the nodes again if the last query is older than `LOOK_S`."""
         now = time.monotonic()
         if self._look is not None and now - self._looked > LOOK_S:
-            self._looked, self._machines = now, self._share.usable(self._look())
+            self._looked, self.machines = now, self._share.usable(self._look())
 
     def _free(self, machine: Machine) -> int:
         return self._share.units(machine) - sum(
@@ -341,7 +328,7 @@ class Pool:
         Takes the machine that the trial fills best, so that larger trials find room later.
         """
         units, exclusive = self._share.units, self._share.exclusive
-        free = {machine: self._free(machine) for machine in self._machines}
+        free = {machine: self._free(machine) for machine in self.machines}
         if any(units(machine) >= size for machine in free):
             fitting = [machine for machine in free if free[machine] >= size]
             if not fitting:
