@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from tests.helpers import tiny
 from tests.test_models import network, run_folder
-from tunediff import evaluate, sample
+from tunediff import sample
 from tunediff.evaluation.generation import ImageNoise
 from tunediff.workloads.diffusion.process import Diffusion
 
@@ -112,16 +112,3 @@ def test_a_model_that_gives_no_images_fails(run, capsys):
     assert sample.main(["small", "--images", "2"]) == 1
     assert "error: non-finite values in generated images 0…1" in capsys.readouterr().err
     assert not list(run.glob("*.png"))
-
-
-@pytest.mark.parametrize("command", [evaluate, sample])
-@pytest.mark.parametrize("inside", ["workload", "workload/parts"])
-def test_a_command_that_runs_a_stored_file_says_which(tmp_path, capsys, imports_as_before, inside, command):
-    program = tmp_path / "sent" / inside / "mine.py"
-    program.parent.mkdir(parents=True)
-    program.write_text("Knobs = None\nfrom pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
-    (tmp_path / "sent" / "best.safetensors").touch()
-    (tmp_path / "sent" / "best.yaml").write_text(f"workload: {inside}/mine.py\n")
-    assert command.main([str(tmp_path / "sent" / "best.yaml")]) == 2
-    assert f"runs {program}\n" in capsys.readouterr().err
-    assert program.with_name("ran").exists()
