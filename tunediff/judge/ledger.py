@@ -72,6 +72,8 @@ class Entry:
     confirms: bool = False
     """Whether it compares the head with the last confirmed version."""
     verdict: Verdict = Verdict.OPEN
+    time: int = 0
+    """Unix time at which it began."""
 
     @property
     def kept(self) -> bool:
@@ -98,15 +100,13 @@ class Ledger:
             try:
                 content = json.loads(line)
                 event, key = content.pop("event"), content["id"]
-                del content["time"]
-                if event == "begin" and key not in entries:
-                    entries[key] = Entry(**content)
-                elif event == "begin":
+                if event != "begin":
+                    verdict = Verdict(content["verdict"])
+                    entries[key] = dataclasses.replace(entries[key], verdict=verdict)
+                elif key in entries:
                     raise ValueError(f"{key} is there twice")
                 else:
-                    entries[key] = dataclasses.replace(
-                        entries[key], verdict=Verdict(content["verdict"])
-                    )
+                    entries[key] = Entry(**content)
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(f"{file}: is damaged: {error}: {line[:60]}") from None
         return cls(file, [*entries.values()], head if len(head) == 40 else None)
