@@ -7,14 +7,12 @@ import pytest
 import yaml
 from scipy import stats
 
-from tunediff import analysis, search_space
-from tunediff import config as cfg
+from tests.searches import make, write
+from tunediff import analysis
 from tunediff.analysis.comparison import over_seeds
 from tunediff.analysis.statistics import differences, estimate, holm
-from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Verdict
 from tunediff.report import files, reading, sentences
-from tunediff.tuning import experiment
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -106,29 +104,20 @@ LEVEL = {"uniform": 1.0, "stratified": 1.0, "speed": 0.5}
 NOISE = [0.01, -0.01, 0.02, -0.02, 0.0, 0.015, -0.005]
 
 
-def finished(folder, text=FILE, failed=(), left_out=0, last="frechet"):
+def finished(folder, text=FILE, failed=(), left_out=0):
     """A search folder as a search with several seeds leaves it: `speed` halves the distance and runs at half the rate.
 
     Four evaluations; the baseline falls 8, 6, 4, 2 times a factor of the seed.
     """
-    content = yaml.safe_load(text)
-    wanted = search_space.parse(content, "x.yaml")
-    experiment.create(folder, wanted, content)
+    wanted = make(folder, yaml.safe_load(text))
     for i, drawn in enumerate(wanted.candidates[: len(wanted.candidates) - left_out]):
-        config, journal = wanted.config(drawn), Journal(folder / "trials" / f"t{i:04d}")
-        journal.write(
-            "start", name=f"t{i:04d}", number=i, config=cfg.flat(config), drawn=drawn, role="draw", budget_s=20.0,
-            fingerprint=cfg.fingerprint(config), environment={},
-        )  # fmt: skip
+        config = wanted.config(drawn)
         rate = 50 if config.timesteps.name == "speed" else 100
-        for index in range(1, 5):
-            value = (10 - 2 * index) * LEVEL[config.timesteps.name] * (1 + 0.1 * config.seed) * (1 + NOISE[i % 7])
-            validation = {"validation_loss": 0.05} if config.weighting.name == "constant" else {}
-            journal.write(
-                "point", index=index, train_s=5.0 * index, frechet=value, samples=5 * rate * index, steps=10 * index,
-                samples_per_s=1.0 * rate, label="FD (classifier)", seconds={"train": 5.0 * index}, **validation,
-            )  # fmt: skip
-        journal.write("end", status="nan" if i in failed else "ok", reason="", seconds={"train": 20.0})
+        level = LEVEL[config.timesteps.name] * (1 + 0.1 * config.seed) * (1 + NOISE[i % 7])
+        curve = [(5.0 * index, 5 * rate * index, (10 - 2 * index) * level) for index in range(1, 5)]
+        validation = {"validation_loss": 0.05} if config.weighting.name == "constant" else {}
+        status = "nan" if i in failed else "ok"
+        write(folder, wanted, i, drawn=drawn, curve=curve, rate=rate, found=validation, status=status)
     return analysis.read(folder)
 
 

@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
+from tests.searches import make, write
 from tunediff import analysis, export, search, search_space
-from tunediff import config as cfg
 from tunediff.analysis import confirming_runs, evaluating, evidence
 from tunediff.api import search_setup
 from tunediff.config import ConfigError
@@ -27,33 +27,19 @@ FILE = {
 
 
 def write_trials(folder, wanted, ends, final=None):
-    """Journals of all points of a search: curves that fall to `ends[point's batch size]`, a function of the seed."""
+    """Journals of all points of a search: curves that fall to `ends(batch size, seed)`."""
     for number, point in enumerate(wanted.candidates):
         config = wanted.config(point)
-        journal = Journal(folder / "trials" / f"t{number:04d}")
-        journal.write(
-            "start", name=f"t{number:04d}", number=number, config=cfg.flat(config), drawn=point, role="confirm",
-            fingerprint=cfg.fingerprint(config), budget_s=20.0,
-        )  # fmt: skip
-        end = ends(config.loader.batch_size, config.seed)
-        for index in range(1, 5):
-            journal.write(
-                "point", index=index, train_s=5.0 * index, samples=1000 * index, steps=10 * index, samples_per_s=200.0,
-                frechet=end * (5 - index), label="FD (classifier)", seconds={"train": 5.0 * index},
-            )  # fmt: skip
+        key = config.loader.batch_size, config.seed
+        curve = [(5.0 * index, 1000 * index, ends(*key) * (5 - index)) for index in range(1, 5)]
+        place = write(folder, wanted, number, drawn=point, curve=curve)
         if final is not None:
-            value = final(config.loader.batch_size, config.seed)
-            journal.write("final", steps=40, frechet=value, label="FD (classifier)", kid=0.1)
-        journal.write("end", status="ok", seconds={"train": 20.0})
+            Journal(place).write("final", steps=40, frechet=final(*key), label="FD (classifier)", kid=0.1)
 
 
 def searched(tmp_path, ends, **changes):
-    content = FILE | changes
-    folder = tmp_path / "night"
-    wanted = search_space.parse(content, "night.yaml")
-    experiment.create(folder, wanted, content)
-    write_trials(folder, wanted, ends)
-    return analysis.read(folder)
+    write_trials(tmp_path / "night", make(tmp_path / "night", FILE | changes), ends)
+    return analysis.read(tmp_path / "night")
 
 
 def confirmed(found, ends, final=None):
@@ -240,6 +226,24 @@ def test_a_baseline_that_alone_has_run_decides_nothing(tmp_path):
     folder, wanted = confirming.prepare(found)
     write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[:1]), lambda size, seed: 2.0)
     assert not confirming_runs.confirm(found, analysis.read(folder)).ended
+
+
+def test_a_finalist_is_open_until_the_test_has_ended(tmp_path):
+    """After three seeds an interval that is not determined says nothing, after all of them it is the result."""
+    logs = {1000: 0.67, 1001: -0.34, 1002: -0.53}
+
+    def ends(size, seed):
+        return math.exp(logs.get(seed, 0.5 * (-1) ** seed)) if size == 64 else 1.0
+
+    found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0), confirm={"of": 1, "seeds": 12})
+    folder, wanted = confirming.prepare(found)
+    for rounds, verdict in ((2, "open"), (3, "open"), (12, "no_difference")):
+        write_trials(folder, dataclasses.replace(wanted, candidates=wanted.candidates[: 2 * rounds]), ends)
+        told = confirming_runs.confirm(found, analysis.read(folder))
+        assert (told.verdict, told.challengers[0].verdict, told.ended) == (verdict, verdict, verdict != "open")
+        result = reading.of_confirmation(told)
+        assert ("significant" in " ".join([*sentences.summary(result), *sentences.so_far(result)])) == told.ended
+        assert (told.winner, told.is_conclusive) == (None, told.ended)
 
 
 def fail(folder, name, status="timeout", **more):
