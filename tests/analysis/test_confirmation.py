@@ -34,7 +34,7 @@ def write_trials(folder, wanted, ends, final=None):
         curve = [(5.0 * index, 1000 * index, ends(*key) * (5 - index)) for index in range(1, 5)]
         place = write(folder, wanted, number, drawn=point, curve=curve)
         if final is not None:
-            Journal(place).write("final", steps=40, frechet=final(*key), label="FD (classifier)", kid=0.1)
+            Journal(place).write("final", steps=4000 // key[0], frechet=final(*key), label="FD (classifier)", kid=0.1)
 
 
 def searched(tmp_path, ends, **changes):
