@@ -15,7 +15,7 @@ from tunediff import cli
 from tunediff.core import text
 from tunediff.core.errors import ConfigError
 from tunediff.core.options import JsonOptions, words_option
-from tunediff.judge import verification
+from tunediff.judge import proof
 
 
 class VerifyOptions(JsonOptions):
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = cli.parse(parser, VerifyOptions, argv)
     if not options.words:
         raise ConfigError("command line: nothing is not allowed; allowed: one or more folders")
-    folders = [verification.check(Path(word)) for word in options.words]
+    folders = [proof.verify(Path(word)) for word in options.words]
     verified = not any(checked.faults for checked in folders)
     seen = dict[tuple[float, ...], Path]()
     for checked in folders:
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return cli.OK if verified else cli.FAILED
 
 
-def _lines(checked: verification.CheckedFolder) -> list[str]:
+def _lines(checked: proof.CheckedFolder) -> list[str]:
     values: dict[str, Any] = checked.values
     effect, rule = values["candidates"][-1]["effect"] or {}, values["rule"]
     rules = {key: rule[key] for key in ("rounds", "level", "one_sided", "fixed")}

@@ -3,7 +3,7 @@
 import json
 
 from tests.searches import make, write
-from tunediff.analysis.following import MANY, SHARE, Following, Throttle
+from tunediff.analysis.journals import MANY, SHARE, Following, Throttle
 from tunediff.core import trial_record
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.helpers import point
 from tests.searches import FILE, make, write
 from tunediff import analysis
-from tunediff.analysis import evidence, why
+from tunediff.analysis import evidence, speed
 from tunediff.analysis.pareto import pareto, trade_offs
 from tunediff.core import trial_record
 from tunediff.core.trial_record import End, TrialRecord
@@ -88,7 +88,9 @@ def test_a_gain_is_a_gain_in_either_direction():
         points = [point(i, s, samples=n, accuracy=a) for i, (s, n, a) in enumerate(curve, 1)]
         return TrialRecord(f"t{number:04d}", number, {}, {}, "", points=points)
 
-    told = why.why(trial(0, (5, 100, 0.2), (10, 200, 0.4)), trial(1, (5, 200, 0.4), (10, 400, 0.8)), "accuracy", "max")
+    told = speed.why(
+        trial(0, (5, 100, 0.2), (10, 200, 0.4)), trial(1, (5, 200, 0.4), (10, 400, 0.8)), "accuracy", "max"
+    )
     assert told.at_samples == pytest.approx((0.4, 0.4))
     assert told.total < 0
     assert told.throughput == pytest.approx(told.total), "equal at equal images: all of it is speed"

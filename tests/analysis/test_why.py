@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tunediff.analysis import why
+from tunediff.analysis import speed
 from tunediff.core.trial_record import TrialRecord
 
 
@@ -14,7 +14,7 @@ def curve_of(points):
 
 def why_of(baseline, winner):
     trials = [TrialRecord(f"t000{i}", i, {}, {}, "", points=curve_of(c)) for i, c in enumerate((baseline, winner))]
-    return why.why(*trials, "frechet")
+    return speed.why(*trials, "frechet")
 
 
 def test_speed_and_learning_add_up():

@@ -12,7 +12,7 @@ from tests.report.pages import words, written
 from tests.searches import FILE, again, make, random_points, write
 from tunediff import analysis, export, search_space
 from tunediff.analysis import confirming_runs, evidence, journals, pareto
-from tunediff.analysis.why import Why
+from tunediff.analysis.speed import Why
 from tunediff.report import charts, context, reading, sentences, tables
 from tunediff.report import text as results_text
 from tunediff.tuning import confirming

@@ -109,7 +109,7 @@ def _new_folder(options: CompareOptions) -> Path:
     machine_options.check(options)
     tracking.check(options.track)
     if options.out is not None:
-        proof.check(options.out)
+        proof.check_out(options.out)
     name = timed_name("compare") if options.name is None else options.name
     remote.check(Path(options.storage))
     folder = Path(options.storage).resolve() / name

@@ -32,7 +32,7 @@ from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.refusals import writing
 from tunediff.core.text import pluralize
 from tunediff.experiment.model import Experiment
-from tunediff.judge import frozen_code, ledger, locked_judge, proof, verification
+from tunediff.judge import frozen_code, ledger, locked_judge, proof
 from tunediff.ray_backend import connection
 from tunediff.report import plan, reading, sentences
 from tunediff.report.console import Console
@@ -236,7 +236,7 @@ def compare(options: CompareOptions, lines: EventLines) -> Path:
     """
     new = options.resume is None
     if options.out is not None:
-        proof.check(options.out)
+        proof.check_out(options.out)
     folder = _create(options, lines) if new else compare_setup.resume(options)
     if new:
         ledger.begin(folder, options)
@@ -278,7 +278,7 @@ def _create(options: CompareOptions, lines: EventLines) -> Path:
     if options.reproduce is not None:
         compare_setup.refuse_other_than_reproduced(options)
         storage, name = Path(options.storage), options.name
-        return verification.reproduce(options.reproduce, storage, name, lines.say)
+        return proof.reproduce(options.reproduce, storage, name, lines.say)
     with compare_setup.prepare(options, lines.say) as new:
         if not lines.quiet:
             for line in plan.lines(compare_setup.planned(new, options, lines.say)):

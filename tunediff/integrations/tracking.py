@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tunediff.analysis.following import Following
+from tunediff.analysis.journals import Following
 from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text

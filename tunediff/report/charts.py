@@ -15,7 +15,7 @@ from tunediff.analysis import RATE, Results, curve, shown, sides
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.importance import is_range, searched
 from tunediff.analysis.outcome import Candidate
-from tunediff.analysis.why import Why
+from tunediff.analysis.speed import Why
 from tunediff.core import colors
 from tunediff.core.colors import BASELINE, SERIES, WINNER
 from tunediff.core.outcomes import Status, Verdict

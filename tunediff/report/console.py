@@ -11,7 +11,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.analysis import Results, confirming_runs, disturbed
 from tunediff.analysis.evidence import Evidence
-from tunediff.analysis.following import Following, Throttle
+from tunediff.analysis.journals import Following, Throttle
 from tunediff.analysis.outcome import failed
 from tunediff.core import text
 from tunediff.core import trial_record as record

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tunediff.analysis.following import Following
+from tunediff.analysis.journals import Following
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.progress import DOING, log_exceptions

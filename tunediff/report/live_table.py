@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tunediff.analysis import curve, last
-from tunediff.analysis.following import Throttle
+from tunediff.analysis.journals import Throttle
 from tunediff.analysis.outcome import failed
 from tunediff.config.code import described
 from tunediff.core import text

@@ -18,8 +18,8 @@ from tunediff.analysis import RATE, curve, disturbed, last, noise, shown, speed
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.importance import ENOUGH, searched
 from tunediff.analysis.pareto import trade_offs as fronts_of
-from tunediff.analysis.why import Why
-from tunediff.analysis.why import why as decompose
+from tunediff.analysis.speed import Why
+from tunediff.analysis.speed import why as decompose
 from tunediff.core import text
 from tunediff.core.environment import hardware
 from tunediff.core.text import number, percent, pluralize, rounded, secs, times

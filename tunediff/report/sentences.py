@@ -12,8 +12,8 @@ import numpy as np
 
 from tunediff.analysis import divergence
 from tunediff.analysis.outcome import failure_note
+from tunediff.analysis.speed import Why
 from tunediff.analysis.statistics import is_wide
-from tunediff.analysis.why import Why
 from tunediff.core import text
 from tunediff.core.clock import PROCESS, ClockSummary
 from tunediff.core.outcomes import State, Status, Verdict
