@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 import yaml
 
@@ -14,6 +15,7 @@ from tunediff import compare, search_space
 from tunediff import config as cfg
 from tunediff.api.search import SearchCall, search_file
 from tunediff.config import ConfigError
+from tunediff.experiment.model import Experiment
 
 
 @pytest.fixture(autouse=True)
@@ -105,4 +107,6 @@ def test_the_command_that_goes_on_is_written_with_every_run(program):
     compare.main([*words, "--no-check", "--pairs", "3"])
     session = json.loads((program / "ray_results" / "noted" / "sessions.jsonl").read_text().splitlines()[1])
     assert f"--run '{RUN}'" in session["command"]
-    assert yaml.safe_load((program / "ray_results" / "noted" / "experiment.yaml").read_text())["test"]["pairs"] == 3
+    content = yaml.safe_load((program / "ray_results" / "noted" / "experiment.yaml").read_text())
+    assert (content.pop("tunediff_format"), content["test"]["pairs"]) == (1, 3)
+    jsonschema.validate(content, Experiment.model_json_schema(mode="serialization"))

@@ -48,14 +48,6 @@ def check(args: MachineOptions) -> None:
             raise ConfigError(f"{flag}: takes a part of this machine; {theirs}")
 
 
-def words(args: MachineOptions) -> list[str]:
-    """Return the options that were given, for the command that goes on."""
-    options = {f"--{name}": getattr(args, name) for name in ("address", "cpus", "gpus")}
-    return [
-        word for name, value in options.items() if value is not None for word in (name, str(value))
-    ]
-
-
 def warn_emulated(formats: Iterable[str], address: str | None = None) -> None:
     """Warn of those values of `precision.amp` that the CPU of this machine only emulates."""
     if address is None and not machine.gpus():

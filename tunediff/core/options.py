@@ -90,17 +90,23 @@ class Options(Section):
         names = kind.model_fields.keys() & self.model_fields_set
         return kind(**{name: getattr(self, name) for name in names} | others)
 
+    def command_words(self, *kinds: type[Section]) -> list[str]:
+        """Return the words of a command line that give the fields of `kinds` their values."""
+        line = list[str]()
+        for name, value in self.given(*kinds).items():
+            field = type(self).model_fields[name]
+            if name == "words":
+                line = [*value, *line]
+                continue
+            for one in value if about_of(field).get("repeated") else [value]:
+                line.append(flag_of(name, field))
+                if not isinstance(one, bool):
+                    line.append(shlex.join(one) if isinstance(one, list) else str(one))
+        return line
+
     def command_line(self, module: str, kind: type[Section]) -> str:
-        """Return the command that asks for the same: the fields of `kind` that are not defaults."""
-        line = list(getattr(self, "words", ()))
-        for name, value in self.given(kind).items():
-            flag, about = flag_of(name, kind.model_fields[name]), about_of(kind.model_fields[name])
-            if about.get("repeated"):
-                texts = (one if isinstance(one, str) else shlex.join(one) for one in value)
-                line += [word for one in texts for word in (flag, one)]
-            elif flag != "words":
-                line += [flag] if isinstance(value, bool) else [flag, str(value)]
-        return shlex.join(["python", "-m", f"tunediff.{module}", *line])
+        """Return the command that asks for the same, as far as `kind` has options for it."""
+        return shlex.join(["python", "-m", f"tunediff.{module}", *self.command_words(kind)])
 
 
 def about_of(field: FieldInfo) -> dict[str, Any]:
@@ -136,11 +142,7 @@ def _refusal(kind: type[Section], detail: Any) -> str:
     return f"{flag}: {shown} is not allowed; allowed: {allowed or detail['msg']}"
 
 
-def _storage(value: Any) -> Any:
-    return remote.local(value) if isinstance(value, str | Path) else value
-
-
-Storage = Annotated[str | Path, AfterValidator(_storage)]
+Storage = Annotated[str | Path, AfterValidator(remote.local)]
 
 
 class StorageOptions(Options):

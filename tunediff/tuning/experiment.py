@@ -23,7 +23,7 @@ from tunediff import analysis
 from tunediff import config as cfg
 from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Values
-from tunediff.core import machine_options, text
+from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.machine_options import MachineOptions
@@ -65,7 +65,9 @@ def resumable(module: str, folder: Path, options: MachineOptions) -> Iterator[No
         yield
     except (KeyboardInterrupt, StoppedError) as error:
         kind = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else StoppedError
-        raise kind(why_stopped(error, module, folder, machine_options.words(options))) from error
+        raise kind(
+            why_stopped(error, module, folder, options.command_words(MachineOptions))
+        ) from error
 
 
 # ---- the folder
