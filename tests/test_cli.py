@@ -1,7 +1,6 @@
 """What all commands share."""
 
 import contextlib
-import io
 import json
 import os
 import subprocess
@@ -13,12 +12,6 @@ from tunediff import cli, search
 from tunediff.core import text
 
 WORDS = "4 trials × 3s → 0.9 ± 0.1 ▁▂▃"
-
-
-def plain(argv):
-    print(WORDS)
-    print(WORDS, file=sys.stderr)
-    return 0
 
 
 @pytest.mark.parametrize(
@@ -39,13 +32,6 @@ def test_output_that_cannot_be_written(monkeypatch, capsys, output, code, messag
     with contextlib.suppress(OSError):
         sys.stdout.close()
     assert capsys.readouterr().err == message
-
-
-def test_output_without_an_encoding_is_left_as_it_is():
-    """As a notebook puts it in place of the terminal."""
-    with contextlib.redirect_stdout(io.StringIO()) as stream:
-        assert cli.guarded(plain)([]) == 0
-    assert stream.getvalue() == f"{WORDS}\n"
 
 
 @pytest.mark.parametrize(
