@@ -21,7 +21,6 @@ from tunediff import config as cfg
 from tunediff.analysis import sides
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.sequential import Rules
-from tunediff.analysis.sides import BEFORE_THE_PAIRS
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.judge import frozen_code
@@ -348,9 +347,3 @@ def test_equal_sides_say_what_was_tested(capsys, b, said):
     assert json.loads(text)["rule"]["equal_sides"]
     assert said in told(capsys)[1]
     assert code == (0 if b is BETTER["B"] else 10)
-
-
-def test_what_is_fixed_before_the_first_pair_is_documented():
-    page = (Path(__file__).parents[1] / "docs/explanation/measuring.md").read_text()
-    for name, what in BEFORE_THE_PAIRS.items():
-        assert f"| {name} | {what}" in page

@@ -30,20 +30,6 @@ HOLDOUT_VALUES = "holdout.json"
 JUDGE, HOLDOUT = "judge.py", "holdout.py"
 """Copies of what judges the runs, and judges them again: `judge.locked_judge`."""
 SIDES = recorded.SIDES
-RENEWED, SHARED, ONE_EACH = "renewed in every pair", "shared by both sides", "one for each side"
-BEFORE_THE_PAIRS = {
-    "seeds": SHARED,
-    "data that are kept in memory or on disk": SHARED,
-    "process from which runs are forked, and its generators": SHARED,
-    "what a file asks the system for while it is imported (default_rng())": RENEWED,
-    "order of both runs": RENEWED,
-    "device, with --parallel": RENEWED,
-    "seconds of compiling, and the folder of what was compiled": RENEWED,
-    "path of the code's copy or worktree": ONE_EACH,
-    "Python's hash seed, with --address": ONE_EACH,
-}
-"""What is fixed before a comparison's first pair, and what is done about it: what one draw fixes
-for a side is in all of its pairs, where a paired test takes it for a difference."""
 
 
 def content(folder: Path, name: str) -> Values:
