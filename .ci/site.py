@@ -113,7 +113,9 @@ def outputs():
         )
         parts += [_keys(schema)] if "properties" in schema else []
         for name, of in schema.get("$defs", {}).items():
-            parts.append(f"`{name}`: {of.get('description', '')}\n\n{_keys(of)}")
+            parts.append(
+                f"`{name}`: {of.get('description', '')}\n\n{_keys(of) if 'properties' in of else _type(of)}"
+            )
     return "\n\n".join(parts)
 
 

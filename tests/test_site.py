@@ -49,7 +49,7 @@ def test_site_builds_without_a_warning(tmp_path, monkeypatch, caplog):
     build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(tmp_path)))
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
     assert "optimizer.lr" in (tmp_path / "reference" / "knobs-diffusion.html").read_text()
-    assert "confirmed_ratio_low" in (tmp_path / "reference" / "outputs.md").read_text()
+    assert "value_when_chosen" in (tmp_path / "reference" / "outputs.md").read_text()
     assert "--dry-run" in (tmp_path / "reference" / "commands.html").read_text()
     assert "run_search" in (tmp_path / "reference" / "api.html").read_text()
 

@@ -64,7 +64,7 @@ class Blocked:
         raise ImportError(f"{spec.name} is not to be imported")
 
 sys.meta_path.insert(0, Blocked())
-for name in ("ray_backend.tuner", "ray_backend.slot", "tuning.worker", "report.page", "report.summary", "report.outputs"):
+for name in ("ray_backend.tuner", "ray_backend.slot", "tuning.worker", "report.page", "report.text", "report.files"):
     importlib.import_module(f"tunediff.{name}")
 from tunediff import search, train
 for command, words in (
