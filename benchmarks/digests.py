@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -74,7 +75,7 @@ def trained(workload: str, knobs: list[str], folder: Path) -> str:
 
 
 def main() -> None:
-    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"  # the trainings run in processes of their own
     earlier = (
         dict(line.split(maxsplit=1) for line in Path(sys.argv[1]).read_text().splitlines())
         if sys.argv[1:]
