@@ -89,19 +89,29 @@ def search(
     Leaves tables, figures and report.html in the folder. See `run`.
     """
     new, space, planned = request.content is not None, request.space, None
-    with _templates(request.space, options) as templates:
+    ray: contextlib.AbstractContextManager[Any] | None = None
+    with _templates(request.space, options) as templates, contextlib.ExitStack() as early:
         if new:
             say = functools.partial(lines.aside.say, timed=False)
-            made = search_setup.create(request, options, say, lines.quiet, templates)
-            space, planned = made
+            known = search_setup.measuring(request, options, say, lines.quiet, templates)
+            if known is not None:  # Ray, the template and reading go side by side
+                ray = _handed_over(early, early.enter_context(connection.started(None)))
+            space, planned = search_setup.create(request, options, say, known)
         shows = display or console(lines)
         activity = search_setup.activity("search", request.folder, space)
 
         def work(listeners: Listeners, command_time: CommandTime) -> None:
             _search(request.folder, space, options, shows, planned, listeners, command_time,
-                    templates)  # fmt: skip
+                    templates, ray)  # fmt: skip
 
         return run(activity, options, lines, new, work)
+
+
+@contextlib.contextmanager
+def _handed_over(opened: contextlib.ExitStack, context: Any) -> Iterator[Any]:
+    """Yield what was opened before, and close it at the end of this block."""
+    with opened.pop_all():
+        yield context
 
 
 @contextlib.contextmanager
@@ -129,6 +139,7 @@ def _search(
     folder: Path, space: SearchSpace, options: SearchOptions, display: Display,
     planned: Mapping[str, Any] | None,
     listeners: Listeners, command_time: CommandTime, templates: Templates,
+    ray: contextlib.AbstractContextManager[Any] | None,
 ) -> None:  # fmt: skip
     share = functools.partial(resources.share, space)
     with contextlib.ExitStack() as stack:
@@ -153,7 +164,7 @@ def _search(
             _confirming_backend(folder, left[1], options, share, shown.greet)
             if searched and left is not None
             else connection.workers(
-                folder, share, options.address, shown.greet, templates, space.workload.name
+                folder, share, options.address, shown.greet, templates, space.workload.name, ray
             )
         )
         devices = stack.enter_context(contextlib.ExitStack())

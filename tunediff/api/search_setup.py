@@ -9,6 +9,7 @@ import math
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, cast
 
@@ -140,25 +141,46 @@ def measure(
     return probe.before_search(space.baseline, evaluates, is_search, finals, of_trials)
 
 
-def create(
+def measuring(
     request: SearchRequest, options: SearchOptions, say: Callable[[str], None], quiet: bool,
     templates: Templates,
+) -> Future[Measured] | None:  # fmt: skip
+    """Begin to measure what a trial of a new search costs, in a thread: Ray starts meanwhile. None:
+    a user's workload is tried instead, or nothing is to be said. `templates`: of the trials."""
+    space, measured = request.space, Future[Measured]()
+    check_writable("--storage", request.folder)
+    if space.workload.file is not None or quiet or options.address:
+        return None
+    if space.baseline.parallel.processes > 1:  # its template ends with the thread that starts it
+        measured.set_result(measure(space, say, templates))
+        return measured
+    templates.prepare(space.workload.name)  # in this thread, which lives as long as the search
+
+    def target() -> None:
+        try:
+            measured.set_result(measure(space, say, templates))
+        except BaseException as error:
+            measured.set_exception(error)
+
+    threading.Thread(target=target, daemon=True, name="what a trial costs").start()
+    return measured
+
+
+def create(
+    request: SearchRequest, options: SearchOptions, say: Callable[[str], None],
+    known: Future[Measured] | None,
 ) -> tuple[SearchSpace, dict[str, Any] | None]:  # fmt: skip
     """Make the folder of a new search; return its space, and its plan, as measured. A user's
-    workload is tried first. `templates`: of the search's trials.
+    workload is tried first. `known`: see `measuring`.
 
     Raises `ConfigError`.
     """
     folder, space, content = request.folder, request.space, request.content
     assert content is not None
     users_file = space.workload.file is not None
-    check_writable("--storage", folder)
     measured: Measured = {}
-    if not (users_file or quiet or options.address):
-        # What runs the trials is imported meanwhile: this process would only wait for the one that
-        # measures.
-        threading.Thread(target=_import_ray, daemon=True).start()
-        measured = measure(space, say, templates)
+    if known is not None:
+        measured = known.result()
         plan.check(plan.values(space, folder, measured), options.force)
     if users_file and options.check:
         space, measured = _create_checked(request, folder, say)
@@ -172,10 +194,6 @@ def create(
     if is_command(space.workload.name):  # which runs in its own folder, not in a copy
         frozen_code.write_searched(folder)
     return space, plan.values(space, folder, measured) if options.address is None else None
-
-
-def _import_ray() -> None:
-    from tunediff.ray_backend import tuner  # noqa: F401
 
 
 def measured_plan(

@@ -255,6 +255,13 @@ def _of_cluster(
 
 
 @contextlib.contextmanager
+def started(address: str | None) -> Iterator[Any]:
+    """Yield Ray's context as `cluster` does; SIGTERM raises `KeyboardInterrupt` all the time."""
+    with terminable(), cluster(address) as context, terminable():  # Ray sets a handler of its own
+        yield context
+
+
+@contextlib.contextmanager
 def workers(
     folder: Path,
     share: Callable[..., resources.ResourcePartition],
@@ -262,20 +269,21 @@ def workers(
     greet: Callable[[str | None], None],
     templates: Templates | None = None,
     workload: str = "",
+    ray: contextlib.AbstractContextManager[Any] | None = None,
 ) -> Iterator[RayBackend]:
     """Yield Ray's backend for what runs in `folder`.
 
     `greet` is called once it is up, with the line on Ray's dashboard; `share` divides machines;
     `templates`: which the workers of this machine use; that of `workload` is prepared while Ray
-    starts. Raises `KeyboardInterrupt` on Ctrl-C and SIGTERM, and
-    `ConfigError` before anything starts.
+    starts. `ray`: yields the context of Ray where it runs already. Raises `KeyboardInterrupt` on
+    Ctrl-C and SIGTERM, and `ConfigError` before anything starts.
     """
     local_partition = share(resources.local()) if address is None else None
     shared = templates.shared if templates is not None and address is None else None
     if templates is not None and shared is not None:
         with contextlib.suppress(TemplateError):  # the worker says it
             templates.prepare(workload)
-    with terminable(), cluster(address) as context, terminable():  # Ray sets a handler of its own
+    with ray or started(address) as context:
         from tunediff.ray_backend import backend  # imports Ray, which takes seconds
         from tunediff.ray_backend import cluster as ray_cluster
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping
@@ -51,6 +52,9 @@ class Console(Listener):
         self._heartbeat = Heartbeat(folder, self.say, self.display_name, limit_s)
         self._planned, self._begun = planned, begun
         self._spent_before_s, self._last_end = sessions.all_spent_s(folder), begun
+        self._stages = [self.lines.begun, begun] if planned is not None else []
+        """When the command began, what runs trials, Ray was ready, the first trial; empty once it
+        was said where the seconds to the first step went."""
         self._ended_before = space.budget.trials
         self._read()
         self._ended_before = self.following.ended
@@ -105,6 +109,22 @@ class Console(Listener):
             " starting the workers",
         ):
             self.say(line)
+        self._stages += [time.monotonic()] * bool(self._stages)
+
+    def _say_first_step(self, event: str, content: Mapping[str, Any]) -> None:
+        """Say, at the first trial's first point, where the seconds to its first step went."""
+        if event == "start" and len(self._stages) == 3:
+            self._stages.append(time.monotonic())
+        if event != "point" or len(self._stages) != 4:
+            return
+        names = ("data, evaluation and Ray" if self.space.workload.file is None else "checks",
+                 "what runs trials", "its worker")  # fmt: skip
+        parts = dict(zip(names, (b - a for a, b in itertools.pairwise(self._stages)), strict=True))
+        parts["set-up"] = content.get("before_first_batch_s") or 0.0
+        parts["the step"] = content.get("first_step_s") or 0.0
+        shares = ", ".join(f"{name} {text.seconds(value)}" for name, value in parts.items())
+        self.say(f"first step after {text.seconds(sum(parts.values()))}: {shares}")
+        self._stages = []
 
     # ---- events
     def start(self, trial: str, content: Mapping[str, Any]) -> None:
@@ -120,6 +140,7 @@ class Console(Listener):
         """Handle an event of a trial: `start`, `point` or `end`."""
         if self.quiet:
             return
+        self._say_first_step(event, content)
         if event != "start":
             for ended in self._read():
                 if ended.status == Status.SKIPPED:  # no event announces skipped trials
