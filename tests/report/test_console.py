@@ -1,6 +1,7 @@
 """What a search shows while it runs, beyond the golden files: time, faults, hardware, silence, narrow terminals."""
 
 import io
+import itertools
 import re
 import time
 
@@ -194,3 +195,17 @@ def test_a_result_table_fits_its_terminal(width):
     folded = "".join("".join(line[start] for line in table.splitlines() if len(line) > start) for start in range(width))
     assert sorted("".join(folded.split())) == sorted("".join("".join(map("".join, lines)).split())), "nothing is lost"
     assert results.plain_table(lines, None) == results.plain_table(lines, 500), "nothing is cut in a file"
+
+
+def test_a_search_says_once_where_the_seconds_to_its_first_step_went(night, capsys, monkeypatch):
+    folder, space = night
+    seconds = itertools.count(1000.0, 10.0)  # each look at the clock is ten seconds later
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    lines = console.Console(folder, space, EventLines(begun=990.0), planned={"lines": []})
+    monkeypatch.setattr(console.plan, "start_lines", lambda planned: [])
+    lines.greet(None)
+    for event in ("start", "point", "point"):
+        lines.listen(event, "t0003", {"train_s": 1.0, "before_first_batch_s": 1.0, "first_step_s": 2.0})
+    said = [line for line in capsys.readouterr().out.splitlines() if "first step after" in line]
+    assert len(said) == 1
+    assert re.search(r"data, evaluation and Ray \d+s, .*set-up 1s, the step 2s", said[0])
