@@ -205,7 +205,9 @@ def test_a_search_says_once_where_the_seconds_to_its_first_step_went(night, caps
     monkeypatch.setattr(console.plan, "start_lines", lambda planned: [])
     lines.greet(None)
     for event in ("start", "point", "point"):
-        lines.listen(event, "t0003", {"train_s": 1.0, "before_first_batch_s": 1.0, "first_step_s": 2.0})
+        lines.listen(
+            event, "t0003", {"train_s": 1.0, "samples_per_s": 1.0, "before_first_batch_s": 1.0, "first_step_s": 2.0}
+        )
     said = [line for line in capsys.readouterr().out.splitlines() if "first step after" in line]
     assert len(said) == 1
     assert re.search(r"data, evaluation and Ray \d+s, .*set-up 1s, the step 2s", said[0])
