@@ -11,6 +11,7 @@ import pytest
 from tests.helpers import point
 from tunediff import search_space
 from tunediff.config import workload
+from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal
@@ -264,3 +265,15 @@ def test_specification_is_passed_on_without_its_workload(tmp_path, monkeypatch):
     assert rebuilt == []
     assert passed_on.config is None
     assert len(rebuilt) == 1
+
+
+def test_a_disk_that_is_full_is_known_by_the_file_that_was_tried(tmp_path, monkeypatch):
+    """A fault that names no file of the trial would count as its own, twice, and end it."""
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    fault = environment.unwritable(tmp_path)
+    assert fault is not None
+    assert os.path.dirname(fault.filename) == str(tmp_path)

@@ -20,6 +20,7 @@ from typing import Any, TypedDict
 import psutil
 
 from tunediff.core import machine
+from tunediff.core.files import naming_file
 
 RAY_MARKS = "TUNEDIFF_RAY_"
 RAY_BEFORE = f"{RAY_MARKS}BEFORE"
@@ -87,7 +88,7 @@ def unwritable(folder: Path) -> OSError | None:
     """Return why the folder cannot be written to, or None. Under 8 MiB of space is full."""
     probe = folder / f".probe-{os.getpid()}"
     try:
-        with open(probe, "wb") as file:
+        with naming_file(probe), open(probe, "wb") as file:
             file.write(bytes(8 * 2**20))
             file.flush()
             os.fsync(file.fileno())

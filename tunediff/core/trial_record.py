@@ -103,6 +103,8 @@ class Decision:
     """The best value of all trials at this point of the curve."""
     limit: float | None = None
     """The worst value that is within the noise of it; while that is unknown, within a margin."""
+    limit_of: str = "noise"
+    """Which of both: `noise` or `margin`."""
 
     @property
     def words(self) -> str:
@@ -112,7 +114,7 @@ class Decision:
         words += f" {self.median:.6g} (median of {trials})"
         if self.limit is None or self.best is None:
             return words
-        return f"{words} and than {self.limit:.6g} (noise of the best, {self.best:.6g})"
+        return f"{words} and than {self.limit:.6g} ({self.limit_of} of the best, {self.best:.6g})"
 
 
 @dataclasses.dataclass
@@ -181,8 +183,10 @@ class TrialRecord:
             f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts
         )
         refused = f"not captured: {self.not_captured}" if self.not_captured else ""
+        # Whoever asks for trials may end one as pruned for a reason of his own
         stopped = self.decision if self.status == Status.PRUNED else None
-        early = stopped.words if stopped is not None else ""
+        is_early = stopped is not None and stopped.outcome == Ruling.STOPPED
+        early = stopped.words if stopped is not None and is_early else ""
         return "; ".join(filter(None, [early, self.reason, *restarts, refused]))
 
     @property

@@ -38,8 +38,9 @@ class PointValues:
         self._by_trial[trial] = value
         self._by_seed[configuration][seed] = value
 
-    def best_and_worst(self, lower_is_better: bool, ratios: bool) -> tuple[float, float]:
-        """Return the best value, and the worst within one run's noise of it, or within a margin.
+    def best_and_worst(self, lower_is_better: bool, ratios: bool) -> tuple[float, float, str]:
+        """Return the best value, and the worst within one run's `noise` of it, or within a
+        `margin`, and which of both.
 
         `ratios`: positive values are compared by their ratios.
         """
@@ -47,9 +48,9 @@ class PointValues:
         best, ratios = min(values) if lower_is_better else max(values), ratios and min(values) > 0
         groups = [list(seeds.values()) for seeds in self._by_seed.values()]
         if (noise := pooled(groups, ratios, lower_is_better)) is not None:
-            return best, noise.worst(best)
+            return best, noise.worst(best), "noise"
         margin = (RATIO_MARGIN if ratios else DIFFERENCE_MARGIN) * abs(best)
-        return best, best + margin if lower_is_better else best - margin
+        return best, best + margin if lower_is_better else best - margin, "margin"
 
 
 class Halving:
@@ -122,13 +123,16 @@ class EarlyStopping:
         if (judged := self._halving.judge(spec.name, result)) is None:
             return None
         ratios = self._lower or self._space.metric == RATE
-        best, limit = self._values[int(result["index"])].best_and_worst(self._lower, ratios)
+        values = self._values[int(result["index"])]
+        best, limit, limit_of = values.best_and_worst(self._lower, ratios)
         outcome = judged.outcome
         if outcome == Ruling.STOPPED:
             near = judged.value <= limit if self._lower else judged.value >= limit
             outcome = Ruling.WITHIN_NOISE if near else outcome
             outcome = self._runs_on(spec, result) or outcome
-        return dataclasses.replace(judged, best=best, limit=limit, outcome=outcome)
+        return dataclasses.replace(
+            judged, best=best, limit=limit, limit_of=limit_of, outcome=outcome
+        )
 
     def _is_news(self, trial: str, drawn: Values, result: Mapping[str, Any]) -> bool:
         """Remember a point's value by its trial's drawn knobs; return whether it is new."""
