@@ -141,7 +141,7 @@ def _measured(results: Results, trial: TrialRecord) -> list[str]:
     ):
         lines += reading.of_search(facts).summary
     elif not facts.is_baseline(trial) and not facts.better(trial):
-        lines.append(f"speed-up {sentences.OPEN}: {facts.speedup(trial)}")
+        lines.append(f"speed-up {sentences.OPEN}")
     return lines
 
 

@@ -191,7 +191,7 @@ def test_a_finalist_that_never_reaches_the_baseline_has_no_speedup(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0))
     told = confirmed(found, lambda size, seed: 2.0 if size == 128 else 3.0)
     assert told.winner is None
-    assert told.speedup(told.leader) == "4 seeds do not show it to be better than the baseline"
+    assert (told.speedup(told.leader), told.leader.verdict) == (None, Verdict.WORSE)
 
 
 def test_the_final_evaluation_decides_where_there_is_one(tmp_path):

@@ -3,7 +3,8 @@
 import numpy as np
 
 from tests.searches import FILE, make, write
-from tunediff.analysis import importance, journals, speed
+from tunediff import analysis
+from tunediff.analysis import importance, speed
 from tunediff.analysis.pareto import front
 
 
@@ -15,13 +16,13 @@ def test_knob_that_makes_the_difference_has_the_largest_share(tmp_path):
         curve = ((20.0, 4000, ends[number % 3] + 0.001 * number),)
         point = {"ema.max_decay": decays[number % 3], "optimizer.beta2": space["optimizer.beta2"][number % 2]}
         write(tmp_path / "night", wanted, number, point, curve)
-    results = journals.read(tmp_path / "night")[0]
+    results = analysis.read(tmp_path / "night")
     shares = importance.importance(results, lambda trial: trial.value(results.metric))
     assert (shares.unvaried, max(shares.shares, key=shares.shares.get)) == ([], "ema.max_decay")
 
 
 def test_few_trials_are_not_judged(night):
-    assert importance.importance(journals.read(night)[0], speed.rate) is None
+    assert importance.importance(analysis.read(night), speed.rate) is None
 
 
 def test_the_front_is_what_none_beats():

@@ -90,14 +90,6 @@ def test_plan_with_more_slots_than_trials_takes_as_long_as_one_trial():
     assert cost.parts(slots=3)["training"] == 3 * 20, "8 trials"
 
 
-def test_advice_names_what_shortens_evaluations_that_take_longer_than_training():
-    wanted = search_space.parse(searches.FILE, "night.yaml")
-    first, points = evaluating.Cost.of(wanted, {"evaluation_s": 9.0}).advice()
-    assert first == "evaluation takes 1.8 times as long as training"
-    assert points == "  evaluation.points=2: 18s instead of 36s per trial"
-    assert evaluating.Cost.of(wanted, {"evaluation_s": 5.0}).advice() == []
-
-
 def test_long_evaluation_is_timed_by_its_progress(clock):
     """5 s before it tells how far it is, then 10 s for each of 100 parts: it ends early, after the first part."""
     parts = []
@@ -162,7 +154,7 @@ def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_
 
     space, said = search_space.parse(searches.FILE, "night.yaml"), []
     request = search_setup.SearchRequest(tmp_path / "night", space, searches.FILE)
-    search_setup.create(request, SearchOptions(words=[]), said.append, False, None)
+    search_setup.create(request, SearchOptions(words=[]), said.append, None)
     again = experiment.reopen(tmp_path / "night").baseline
     assert again.evaluation.precision == "bf16"
     assert "in bfloat16" in evaluation_protocol(again)

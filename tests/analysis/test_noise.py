@@ -116,33 +116,6 @@ def test_equal_noise_is_seldom_called_different():
     assert sum(one.largest is not None for one in found) <= 0.05 * 400 + 2 * math.sqrt(400 * 0.05 * 0.95)
 
 
-@pytest.mark.parametrize(
-    ("curves", "trials"),
-    [
-        ([(12.5, 12.51), (12.48, 12.5), (12.5, 12.5)], 3),
-        ([(12.5, 12.5), (12.5, 9.0), (12.5, 12.5)], 0),  # one learns
-        ([(12.5, 12.39), (12.5, 12.39), (12.5, 12.39), (12.5, 12.39)], 0),  # all by a little: that is no noise
-        ([(12.5,), (12.5,)], 0),  # nothing to compare the end with
-    ],
-)
-def test_objective_that_moves_in_no_trial_is_noticed(tmp_path, curves, trials):
-    wanted = make(tmp_path / "night")
-    for number, values in enumerate(curves):
-        curve = [(5.0 * index, 1000 * index, value) for index, value in enumerate(values, 1)]
-        write(tmp_path / "night", wanted, number, {"loader.batch_size": (128, 32, 64, 256)[number]}, curve)
-    assert noise.unmoved(analysis.read(tmp_path / "night")) == trials
-
-
-@pytest.mark.parametrize(("repeat", "trials"), [(2.2, 3), (2.002, 0)])
-def test_objective_has_not_moved_where_it_changed_by_less_than_the_noise(tmp_path, repeat, trials):
-    wanted = make(tmp_path / "night")
-    for number, (point, end) in enumerate([({}, 2.0), ({"seed": 1}, repeat), ({"loader.batch_size": 64}, 2.0)]):
-        drawn = {**wanted.candidates[0], **point}
-        start = end * (1.05, 0.96, 0.99)[number]
-        write(tmp_path / "night", wanted, number, curve=((5.0, 1000, start), (20.0, 4000, end)), drawn=drawn)
-    assert noise.unmoved(analysis.read(tmp_path / "night")) == trials
-
-
 @pytest.mark.parametrize("more", [{"repeats": ()}, {"status": "oom", "curve": ()}, {"status": None, "curve": ()}])
 def test_one_run_tells_of_no_noise(tmp_path, more):
     found = read(tmp_path / "night", **more)
@@ -175,24 +148,17 @@ def test_the_first_run_that_ended_ok_stands_for_a_baseline_that_failed(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("more", "clause"),
+    ("more", "ratio"),
     [
-        ({"repeats": (), "status": "oom", "curve": ()}, "the baseline t0000 ended as oom"),
-        ({"repeats": (), "status": "pruned", "curve": ((5.0, 1000, 8.0),)}, "the baseline t0000 ended as pruned"),
-        ({"repeats": (), "status": None, "curve": ((5.0, 1000, 8.0),)}, "the baseline t0000 is not finished"),
-        ({"repeats": (), "curve": ((20.0, 4000, None),)}, "the baseline t0000 ended without frechet"),
-        ({}, ""),
+        ({"repeats": (), "status": "pruned", "curve": ((5.0, 1000, 8.0),)}, None),
+        ({"repeats": (), "curve": ((20.0, 4000, None),)}, None),
+        ({}, 2.0),
     ],
 )
-def test_without_a_finished_baseline_there_is_no_speedup_and_the_end_says_why(tmp_path, more, clause):
-    found = read(tmp_path / "night", **more)
-    best = found.leader
-    assert best.value("frechet") == 1.0
-    assert found.no_baseline(best) == clause
-    assert (found.speedup(best) is None) == (evidence.read(found).seconds_to_baseline(best) is None) == bool(clause)
-    said = reading.of_search(evidence.read(found))
-    assert evidence.read(found).speedup(best) == clause if clause else said.leader.speedup.value == 2.0
-    assert (said.search.seconds_to_baseline is None) == (said.search.noise is None) == bool(clause)
+def test_without_a_finished_baseline_there_is_no_speedup(tmp_path, more, ratio):
+    said = reading.of_search(evidence.read(read(tmp_path / "night", **more)))
+    assert (said.leader.value, said.leader.speedup and said.leader.speedup.value) == (1.0, ratio)
+    assert (said.search.seconds_to_baseline is None) == (said.search.noise is None) == (ratio is None)
 
 
 def test_rates_have_a_noise_as_well(tmp_path):
@@ -266,14 +232,14 @@ def test_two_values_differ_in_either_direction():
 
 
 @pytest.mark.parametrize(
-    ("curves", "clause"),
+    ("curves", "is_known"),
     [
-        ([[(10, 2000, 4.0), (20, 4000, 2.0)], [(10, 2000, 4.0), (20, 4000, 2.05)]], None),
-        ([[(10, 2000, 4.0), (20, 4000, 2.0)], [(10, 4400, 4.0), (20, 8800, 2.05)]], "differ by as much in speed"),
-        ([[(20, 4000, 2.0)], [(20, 4000, 2.05)]], "one value ends a run"),
+        ([[(10, 2000, 4.0), (20, 4000, 2.0)], [(10, 2000, 4.0), (20, 4000, 2.05)]], True),
+        ([[(10, 2000, 4.0), (20, 4000, 2.0)], [(10, 4400, 4.0), (20, 8800, 2.05)]], False),  # the baseline's own speed
+        ([[(20, 4000, 2.0)], [(20, 4000, 2.05)]], False),  # one value ends a run
     ],
 )
-def test_no_speed_is_claimed_from_seconds_that_the_machine_may_have_made(tmp_path, curves, clause):
+def test_no_speed_is_claimed_from_seconds_that_the_machine_may_have_made(tmp_path, curves, is_known):
     """One run each, of which the best is as good as the baseline in half the time."""
     wanted = make(tmp_path / "night")
     for number, curve in enumerate(curves):
@@ -281,10 +247,9 @@ def test_no_speed_is_claimed_from_seconds_that_the_machine_may_have_made(tmp_pat
         write(tmp_path / "night", wanted, number, drawn=drawn, curve=curve)
     best = [(10, 2000, 1.0)] if len(curves[0]) == 1 else [(5, 1000, 4.0), (10, 2000, 2.0), (20, 4000, 1.0)]
     write(tmp_path / "night", wanted, 2, {"loader.batch_size": 256}, curve=best)
-    said = reading.of_search(known := evidence.read(analysis.read(tmp_path / "night")))
+    said = reading.of_folder(tmp_path / "night")
     assert said.search.better_than_noise
-    assert (clause or "") in str(known.speedup(known.best))
-    assert (said.leader.speedup is None) == (said.search.seconds_to_baseline is None) == bool(clause)
+    assert (said.leader.speedup is None) == (said.search.seconds_to_baseline is None) == (not is_known)
 
 
 @mock.patch.object(Workload, "same_seed", True)

@@ -10,7 +10,7 @@ import yaml
 
 from tests.report.pages import Elements, words, written
 from tests.searches import FILE, again, make, write
-from tunediff.analysis import journals
+from tunediff import analysis
 from tunediff.report import __main__ as command
 from tunediff.tuning import sessions
 
@@ -19,7 +19,7 @@ EVIL = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\" onmouseover
 
 
 def test_the_page_loads_nothing_runs_no_script_and_shows_content_of_files_as_text(night, rendered):
-    space = journals.read(again(night))[0].space
+    space = analysis.read(again(night)).space
     evil = {"drawn": {"loader.batch_size": 64, "optimizer.lr": 1e-3, "precision.amp": "none"}}
     place = write(night, space, 3, curve=((20.0, 4000, 0.5),), label=EVIL, config={"weighting.name": EVIL}, **evil)
     text = (place / "journal.jsonl").read_text()

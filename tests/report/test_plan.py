@@ -45,7 +45,7 @@ def test_the_start_names_cost_data_and_points_without_a_trial(tmp_path, capsys):
     console.Console(tmp_path / "night", space, planned=values).greet(None)
     printed = capsys.readouterr().out
     for line in (
-        "skipped 1 of 65 files: 1 empty: a.png", "evaluation: about 1m30s", "evaluation takes 4.5 times as long as training",
+        "skipped 1 of 65 files: 1 empty: a.png", "evaluation: about 1m30s",
         "total_limit: 20s, room for about 1 of 2 trials",
         "first: only 1 of 2 points run: 2 trials, 1 of them the baseline; allowed: more trials",
     ):  # fmt: skip

@@ -11,7 +11,7 @@ from tests.comparisons import PLAIN
 from tests.report.pages import words, written
 from tests.searches import FILE, again, make, random_points, write
 from tunediff import analysis, export, search_space
-from tunediff.analysis import confirming_runs, evidence, journals, pareto
+from tunediff.analysis import confirming_runs, evidence, pareto
 from tunediff.analysis.speed import Why
 from tunediff.report import charts, context, reading, sentences, tables
 from tunediff.report import text as results_text
@@ -93,7 +93,7 @@ def test_a_second_objective_has_its_front(tmp_path):
         (({}, 4.0, 20.0), ({"precision.amp": "bf16"}, 2.0, 40.0), ({"loader.batch_size": 256}, 3.0, 60.0))
     ):
         write(tmp_path / "night", space, number, point, ((20.0, 4000, value),), found={"device_s": cost})
-    frame = pareto.trade_offs(journals.read(tmp_path / "night")[0])
+    frame = pareto.trade_offs(analysis.read(tmp_path / "night"))
     assert list(frame["trial"][frame["on_front_device_s"]]) == ["t0001", "t0000"]
 
 
@@ -129,7 +129,7 @@ def test_totals_of_the_page_are_those_of_the_json(tmp_path, plain):
     space = make(folder := tmp_path / "night", FILE | {"confirm": {"of": 1, "seeds": 3}})
     write(folder, space, 0)
     write(folder, space, 1, {"precision.amp": "bf16"}, curve=((20.0, 4000, 0.5),))
-    place, runs = confirming.prepare(journals.read(folder)[0])
+    place, runs = confirming.prepare(analysis.read(folder))
     for number, point in enumerate(runs.candidates):
         write(place, runs, number, drawn=point)
     for of, wall_s in ((folder, 100), (place, 75)):

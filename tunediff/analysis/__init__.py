@@ -22,7 +22,6 @@ from tunediff.analysis.reach import curve as curve
 from tunediff.config import Quantity, Values
 from tunediff.core import text, trial_record
 from tunediff.core.clock import ClockSummary, Unit
-from tunediff.core.outcomes import Status
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import NEVER_READ, TrialRecord
 from tunediff.search_space import SearchSpace
@@ -254,19 +253,6 @@ class Results:
         if baseline is None:
             return None
         return reach.speedup(baseline, trial, self.metric, self.space.mode)
-
-    def no_baseline(self, trial: TrialRecord) -> str:
-        """Return why a trial has no finished baseline, as a clause; '' if it has one."""
-        baseline = self.baseline_of(trial)
-        if baseline is None:
-            return "the baseline has not begun"
-        if baseline.value(self.metric) is not None:
-            return ""
-        if not baseline.finished:
-            return f"the baseline {baseline.name} is not finished"
-        ended = baseline.status != Status.OK
-        how = f"as {baseline.status}" if ended else f"without {self.metric}"
-        return f"the baseline {baseline.name} ended {how}"
 
     # ---- what was spent
     def seconds(self) -> dict[str, float]:

@@ -22,7 +22,7 @@ from tunediff import config as cfg
 from tunediff.analysis import RATE, Results, journals, knob_columns, last, reach
 from tunediff.analysis.outcome import Candidate, Outcome, failed, knobs_of
 from tunediff.analysis.sequential import InterimAnalysis, Rules, analyse
-from tunediff.analysis.speed import ITSELF, mean_speedup, rates, speedup_values
+from tunediff.analysis.speed import mean_speedup, rates, speedup_values
 from tunediff.analysis.statistics import (
     ROUGH_FREEDOM,
     Difference,
@@ -357,20 +357,11 @@ class Comparison:
         """Return the compared values of the rounds in which no candidate lacks one."""
         return self.values[:, np.isfinite(self.values).all(axis=0)]
 
-    def speedup(self, candidate: Candidate) -> Estimate | str:
+    def speedup(self, candidate: Candidate) -> Estimate | None:
         """Return how many times sooner a candidate that is significantly better reaches the
-        baseline's end, or a ratio of seconds or rates, see `speed.mean_speedup`; or why that is
-        unknown."""
-        if candidate.is_baseline:
-            return ITSELF
-        if self.baseline is None or not self.baseline.done:
-            return "no run of the baseline ended ok"
-        if note := candidate.outcome.failure_note:
-            return f"it {note}"
-        if candidate.verdict == Verdict.OPEN:
-            return "its test goes on"
+        baseline's end, or a ratio of seconds or rates, see `speed.mean_speedup`; None: unknown."""
         if candidate.verdict != Verdict.BETTER:
-            return f"{len(candidate.done)} seeds do not show it to be better than the baseline"
+            return None
         by_speed = self.rules.by_time or self.objective in (RATE, TIME_TO_TARGET)
         row, found = self.candidates.index(candidate), list[reach.SpeedUp | None]()
         for runs, values in zip(self.rounds, self.values.T, strict=True):

@@ -97,15 +97,9 @@ def content(
     }
 
 
-def nothing_to_confirm(results: Results) -> str:
-    """Return why a search with `confirm:` has no finalist; '' if it has one or no `confirm:`."""
-    if results.space.confirm is None or noise.finalists(results, 1):
-        return ""
-    if not (ranked := results.ranked):
-        return "no trial finished"
-    if all(results.is_baseline(outcome.trial) for outcome in ranked):
-        return "only the baseline finished"
-    return "every configuration but the baseline failed on a seed"
+def nothing_to_confirm(results: Results) -> bool:
+    """Return whether a search with `confirm:` has no finalist."""
+    return results.space.confirm is not None and not noise.finalists(results, 1)
 
 
 def latest(results: Results) -> Path | None:

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from tunediff.core import text
 from tunediff.search_space import SearchSpace
 
 RUN_S, START_S, FRESH_S = 2.0, 15.0, 10.0
@@ -93,15 +92,3 @@ class Cost:
             "confirmation": confirming_s,
         }
         return seconds | {"wall_clock": sum(seconds.values())}
-
-    def advice(self) -> list[str]:
-        """Return how to make evaluation cheaper if it takes longer than training."""
-        training_s, points = self.space.longest_s, self.space.baseline.evaluation.points
-        if self.judging_s <= training_s:
-            return []
-        lines = [f"evaluation takes {self.judging_s / training_s:.1f} times as long as training"]
-        fewer = max(1, math.floor(points * training_s / self.judging_s))
-        if fewer < points:
-            spent, total = (text.seconds(self.judging_s * part) for part in (fewer / points, 1))
-            lines.append(f"  evaluation.points={fewer}: {spent} instead of {total} per trial")
-        return lines

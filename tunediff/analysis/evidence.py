@@ -14,7 +14,7 @@ from tunediff.analysis import Results, confirming_runs, noise
 from tunediff.analysis.comparison import Comparison, over_seeds
 from tunediff.analysis.noise import Noise
 from tunediff.analysis.outcome import Candidate, Outcome
-from tunediff.analysis.speed import ITSELF, speedup_values
+from tunediff.analysis.speed import speedup_values
 from tunediff.analysis.statistics import Estimate
 from tunediff.config import ConfigError
 from tunediff.core.outcomes import Status, Verdict
@@ -23,8 +23,6 @@ from tunediff.core.trial_record import TrialRecord
 if TYPE_CHECKING:
     import pandas as pd
 
-NOT_SIGNIFICANT = "no significant difference from the baseline by one run each"
-UNKNOWN = "one run each, and their noise is not known"
 NEAR = "within_noise_of_best"
 
 
@@ -104,12 +102,6 @@ class Evidence:
         return self.best if has_winner and self.best and self.better(self.best) else None
 
     @property
-    def unmoved(self) -> int:
-        """Return how many trials ended ok if none moved the objective, see `noise.unmoved`; 0 where
-        a winner is shown, whose curves have moved by more than the noise of its means."""
-        return 0 if self.winner is not None else noise.unmoved(self.results)
-
-    @property
     def near(self) -> list[TrialRecord]:
         """Return the trials that are within the noise of one run of the best, nearest first."""
         return noise.within_best(self.results, self.noise, self.best)
@@ -157,49 +149,37 @@ class Evidence:
         candidate = self.tested.candidate_of(trial) if self.tested is not None else None
         return candidate if candidate is not None and candidate.is_tested else None
 
-    def speedup(self, trial: TrialRecord) -> Estimate | str:
+    def speedup(self, trial: TrialRecord) -> Estimate | None:
         """Return how many times sooner a trial reaches the baseline's end, or a ratio of rates.
 
-        Over all seeds if there are several, else by one pair of runs; or why not, as a clause.
+        Over all seeds if there are several, else by one pair of runs; None: not determined.
         """
         if self.is_baseline(trial):
-            return ITSELF
+            return None
         candidate, tested = self._candidate(trial), self.tested
         if self.compared is not None:
             candidate = self.compared.candidate_of(trial)
         if tested is not None and candidate is not None:
             return tested.speedup(candidate)
-        if reason := self.results.no_baseline(trial):
-            return reason
-        if note := self.outcome(trial).failure_note:
-            return f"it {note}"
-        if not (better := self.better(trial)):
-            return NOT_SIGNIFICANT if better is False else UNKNOWN
-        found = self.results.speedup(trial)
-        if found is None or found.ratio <= 1:
-            return "its curve is not ahead"
-        if not (self.results.by_rate or self.results.by_time) and (
-            reason := self._unsteady(trial, found.ratio)
-        ):
-            return reason
+        found = self.results.speedup(trial) if self.better(trial) else None
+        if found is None or found.ratio <= 1 or self._is_unsteady(trial, found.ratio):
+            return None
         return Estimate(found.ratio, None, None, 1, found.at_first)
 
-    def _unsteady(self, trial: TrialRecord, ratio: float) -> str:
-        """Return why seconds of single runs do not show that a trial is `ratio` times sooner, as a
-        clause; '' if they do."""
+    def _is_unsteady(self, trial: TrialRecord, ratio: float) -> bool:
+        """Return whether seconds of single runs do not show that a trial is `ratio` times sooner:
+        one value ends a run, or the baseline's own runs differ by as much in speed."""
         baseline = self.results.baseline_of(trial)
-        runs = [trial, *self.outcome(baseline).runs] if baseline is not None else []
-        if any(len(run.points) == 1 for run in runs):
-            return "one value ends a run: when it was as good is not known"
-        rates = [run.points[-1].samples / run.points[-1].train_s for run in runs[1:] if run.points]
-        if max(rates, default=0.0) >= ratio * min(rates, default=0.0):
-            return "the baseline's own runs differ by as much in speed"
-        return ""
+        if self.results.by_rate or self.results.by_time or baseline is None:
+            return False
+        ends = [run.points[-1] for run in self.outcome(baseline).runs if run.points]
+        rates = [end.samples / end.train_s for end in ends]
+        runs = (trial, *self.outcome(baseline).runs)
+        return any(len(run.points) == 1 for run in runs) or max(rates) >= ratio * min(rates)
 
     def seconds_to_baseline(self, trial: TrialRecord) -> float | None:
         """Return when a trial reaches its baseline's final value; None: not determined."""
-        by_end = not (self.results.by_rate or self.results.by_time)
-        if not by_end or isinstance(self.speedup(trial), str):
+        if self.results.by_rate or self.results.by_time or self.speedup(trial) is None:
             return None
         found, base = self.results.speedup(trial), self.results.baseline_of(trial)
         if base is None or found is None or found.ratio <= 1:
@@ -219,7 +199,7 @@ class Evidence:
         if frame.empty:
             return frame
         column = list(frame.columns).index("versus_baseline") + 1
-        speedups = [self.speedup(trial) if trial.status == Status.OK else "" for trial in trials]
+        speedups = [self.speedup(trial) if trial.status == Status.OK else None for trial in trials]
         for name in added:
             frame.insert(column, name, [speedup_values(speedup)[name] for speedup in speedups])
         if self.compared is None:

@@ -1,7 +1,4 @@
-"""Read the journals of a search for its report, of a running one too.
-
-One that is damaged is named in the report and left out.
-"""
+"""Read the sessions of a search, and its journals while it runs."""
 
 from __future__ import annotations
 
@@ -14,9 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tunediff import search_space
 from tunediff.analysis import Results
-from tunediff.config import ConfigError
 from tunediff.core import text, trial_record
 from tunediff.core.trial_record import Line, TrialRecord
 
@@ -24,23 +19,6 @@ MANY = 500
 """Number of trials up to which everything that is shown is computed again at every event."""
 SHARE = 0.05
 """Greatest share of the time for computations that grow with the number of trials."""
-
-
-def read(folder: Path) -> tuple[Results, dict[str, str]]:
-    """Return the results of a search folder, and by trial why some of its journals are left out.
-
-    Raises `ConfigError` for a folder that is no search.
-    """
-    trials, unreadable = list[TrialRecord](), dict[str, str]()
-    for path in sorted(folder.glob("trials/t*"), key=lambda p: trial_record.by_number(p.name)):
-        try:
-            if (trial := trial_record.read_trial(path)) is not None:
-                trials.append(
-                    dataclasses.replace(trial, name=path.name)
-                )  # names are parts of paths
-        except ConfigError as error:
-            unreadable[path.name] = str(error)
-    return Results(folder, search_space.load_recorded(folder), trials), unreadable
 
 
 # ---- sessions

@@ -12,9 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import special
 
-from tunediff.analysis import RATE, Results, curve
+from tunediff.analysis import RATE, Results
 from tunediff.analysis.statistics import LEVEL, ROUGH_FREEDOM, quantile, value_step
-from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import TrialRecord
 
 CONFIDENCE = 0.9
@@ -134,32 +133,6 @@ def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> b
     tails = special.fdtrc(freedom[tested], others[tested], variance[tested] / rest[tested])
     # Two-sided, and times the number of samples that are tested (Bonferroni)
     return bool((2 * np.minimum(tails, 1 - tails) * len(variances) < LEVEL).any())
-
-
-UNMOVED = 0.01
-"""Share of the first value up to which a change counts as none, where the noise is unknown."""
-
-
-def unmoved(results: Results) -> int:
-    """Return how many trials ended ok if none moved the objective; 0: it moved, or unknown.
-
-    It moved in a trial if its last value differs from its first by more than the noise, and over
-    all trials if the mean of these differences is larger than the noise of such a mean.
-    """
-    curves = [curve(trial, results.metric) for trial in results.trials if trial.status == Status.OK]
-    pairs = [(line[0][1], line[-1][1]) for line in curves if len(line) > 1]
-    if results.by_rate or not pairs:
-        return 0
-    # The limit: the noise of a run, or a small share of the first value
-    noise, ratios = measured(results), results.ratios
-    moves = [math.log(last / first) if ratios else last - first for first, last in pairs]
-    limit = UNMOVED * (1.0 if ratios else max(abs(first) for first, _ in pairs))
-    if noise is not None and noise.ratios == ratios:
-        limit = max(limit, noise.limit)
-    # Small moves in one direction in all trials are a move: noise alone would cancel out
-    mean = abs(sum(moves)) / len(moves)
-    still = max(map(abs, moves)) <= limit and mean <= limit / math.sqrt(len(moves))
-    return len(moves) if still else 0
 
 
 def within_best(

@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from tunediff import config as cfg
 from tunediff.analysis.comparison import Comparison
@@ -17,7 +17,6 @@ from tunediff.analysis.statistics import has_many_digits, quantile
 from tunediff.config import ConfigError, Values, recorded
 from tunediff.core import text
 from tunediff.core.clock import ClockSummary, Unit
-from tunediff.core.outcomes import Status
 from tunediff.experiment.model import Experiment, is_comparison
 from tunediff.search_space import SearchBudget
 
@@ -124,40 +123,14 @@ def one_run_detects(comparison: Comparison) -> float | None:
     return least if least > difference.resolution else None
 
 
-class RepeatedRuns(NamedTuple):
-    """Runs with the same values on different seeds."""
-
-    side: str
-    """'': all runs of both sides end at one value."""
-    seeds: tuple[int, int]
-    """Of the first two of them."""
-    value: float | None
-    """At their end."""
-
-
-def repeated_runs(comparison: Comparison) -> list[RepeatedRuns]:
-    """Return the runs that are equal on different seeds, of one side or of both.
-
-    Runs whose values have few digits are named only if all of them are equal. So are final values
-    that all runs of both sides have, since these may be no values of the trainings.
-    """
-    found, finals = list[RepeatedRuns](), list[float | None]()
-    has_target = comparison.rules.target is not None
+def without_effect(comparison: Comparison) -> list[str]:
+    """Return the sides with runs on different seeds whose curves are equal, to many digits."""
+    found = set[str]()
     for side in comparison.candidates:
-        ended = [run for run in side.runs if run.status == Status.OK and run.points]
-        # Whole curves: two ends may be equal by chance, and often are where values have few digits
-        curves = [[point.get(comparison.metric) for point in run.points] for run in ended]
-        finals += [curve[-1] for curve in curves]
-        # a run that ends at its target has a value just beyond it, often the same one
-        is_long = len(curves) > 2 and not has_target
-        all_equal = is_long and all(curve == curves[0] for curve in curves)
-        for number, (run, curve) in enumerate(zip(ended, curves, strict=True)):
-            first = ended[curves.index(curve)]
-            is_telling = all_equal or has_many_digits(curve[-1])
-            if curves.index(curve) < number and first.seed != run.seed and is_telling:
-                found.append(RepeatedRuns(side.name, (first.seed, run.seed), curve[-1]))
-                break
-    if not found and len(finals) > 4 and not has_target and len(set(finals)) == 1:
-        first, second = comparison.runs[:2]
-        found.append(RepeatedRuns("", (first.seed, second.seed), finals[0]))
-    return found
+        seeds = dict[tuple[Any, ...], set[int]]()
+        for run in side.done:
+            curve = tuple(point.get(comparison.metric) for point in run.points)
+            seeds.setdefault(curve, set()).add(run.seed)
+        if any(len(equal) > 1 and has_many_digits(curve[-1]) for curve, equal in seeds.items()):
+            found.add(side.name)
+    return sorted(found)

@@ -17,7 +17,6 @@ from tunediff.core import text
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import TrialRecord
 
-ITSELF = "it is the baseline itself"
 SPEEDUP = ("speedup", "speedup_low", "speedup_high", "speedup_at_least")
 """Columns and keys of a speed-up."""
 
@@ -62,9 +61,9 @@ def measured_runs(runs: list[TrialRecord]) -> list[TrialRecord]:
 
 
 # ---- comparisons
-def mean_speedup(found: Sequence[reach.SpeedUp]) -> Estimate | str:
-    """Return the geometric mean of speed-ups on several seeds with its 95 % interval, or why it is
-    not determined: the interval has to exclude 1 and to be no wider than `WIDEST`.
+def mean_speedup(found: Sequence[reach.SpeedUp]) -> Estimate | None:
+    """Return the geometric mean of speed-ups on several seeds with its 95 % interval; None: it is
+    not determined, since the interval has to exclude 1 and to be no wider than `WIDEST`.
 
     If a run reached the baseline's value at its first evaluation, its ratio is a lower bound, and
     so is the mean: without an upper end.
@@ -72,22 +71,22 @@ def mean_speedup(found: Sequence[reach.SpeedUp]) -> Estimate | str:
     mean_ratio = estimate([one.ratio for one in found], ratios=True)
     low = mean_ratio.low if mean_ratio is not None else None
     if mean_ratio is None or low is None or low <= 1 or is_wide(low, mean_ratio.high):
-        return f"the curves of {len(found)} seeds leave it open"
+        return None
     is_bound = any(one.at_first for one in found)
     high = None if is_bound else mean_ratio.high
     return dataclasses.replace(mean_ratio, at_least=is_bound, high=high)
 
 
-def speedup_values(speedup: Estimate | str) -> dict[str, float | None]:
+def speedup_values(speedup: Estimate | None) -> dict[str, float | None]:
     """Return a speed-up by the names of `SPEEDUP`, for tables and JSON; None: not determined.
 
     It is either `speedup` with the ends of its interval (None for one pair of runs), or
     `speedup_at_least` alone.
     """
     values: dict[str, float | None] = dict.fromkeys(SPEEDUP)
-    if isinstance(speedup, Estimate) and speedup.bound is not None:
+    if speedup is not None and speedup.bound is not None:
         values["speedup_at_least"] = speedup.bound
-    elif isinstance(speedup, Estimate):
+    elif speedup is not None:
         values |= zip(SPEEDUP, (speedup.mean, speedup.low, speedup.high), strict=False)
     return values
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,15 +23,17 @@ from tunediff.core.outcomes import Status
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import TrialRecord
 
+Requirement = Literal["target", "margin"]
+"""What has to be shown: that the mean of B meets the target, or that it is not worse by a margin."""
+
 
 class QualityGate(NamedTuple):
     """Whether the values of B are shown to be good enough for its seconds to count."""
 
+    requirement: Requirement
     shown: bool
     p: float | None
     """One-sided p-value of a single test of these pairs; None: too few, or no noise."""
-    statement: str
-    """What is to be shown, in words."""
 
 
 def quality_gates(
@@ -54,20 +56,19 @@ def quality_gates(
 def target_gate(b: NDArray[np.float64], target: Target, rules: Rules) -> QualityGate:
     """Test whether the mean of B's values meets a target: a one-sample t-test after every pair."""
     worse = b - target.value if target.lower_is_better else target.value - b
-    return _gate(worse, 0.0, f"the mean of B meets {target}", rules, printed_step(b))
+    return _gate(worse, 0.0, "target", rules, printed_step(b))
 
 
 def margin_gate(
     a: NDArray[np.float64], b: NDArray[np.float64], margin: float, lower: bool, rules: Rules
 ) -> QualityGate:
     """Test whether B is worse than A by less than a margin, pair by pair."""
-    worse, words = b - a if lower else a - b, f"B is not worse than A by {margin:g}"
-    # Both values of a difference are rounded
-    return _gate(worse, margin, words, rules, math.sqrt(2) * printed_step(np.concatenate([a, b])))
+    worse, step = b - a if lower else a - b, printed_step(np.concatenate([a, b]))
+    return _gate(worse, margin, "margin", rules, math.sqrt(2) * step)  # both values are rounded
 
 
 def _gate(
-    worse: NDArray[np.float64], margin: float, statement: str, rules: Rules, step: float
+    worse: NDArray[np.float64], margin: float, requirement: Requirement, rules: Rules, step: float
 ) -> QualityGate:
     """Test whether the mean of `worse` is below a margin, with the error of the analyses so far.
 
@@ -76,7 +77,7 @@ def _gate(
     """
     n = len(worse)
     if n < 2:
-        return QualityGate(False, None, statement)
+        return QualityGate(requirement, False, None)
     level = rules.level if rules.one_sided else rules.level / 2
     limit = bounds(level, rules.max_rounds, EARLY.power, one_sided=True, fixed=rules.fixed)[n - 1]
     room = margin - float(worse.mean())
@@ -86,7 +87,7 @@ def _gate(
         error = math.hypot(sd / math.sqrt(n), rounding)
     # The p-value is that of the plain test, as the rules of speedruns have it
     p = float(special.stdtr(n - 1, -room * math.sqrt(n) / sd)) if sd else None
-    return QualityGate(room > limit * error, p, statement)
+    return QualityGate(requirement, room > limit * error, p)
 
 
 def ended_at_target(run: TrialRecord) -> bool:

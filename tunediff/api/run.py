@@ -174,8 +174,8 @@ def _search(
         if not searched:
             with listeners.with_listeners(shown):
                 connection.search(folder, space, backend, listeners)
-        if why := confirming_runs.nothing_to_confirm(analysis.read(folder)):
-            shown.say(f"nothing to confirm: {why}")
+        if is_alone := confirming_runs.nothing_to_confirm(analysis.read(folder)):
+            shown.say(sentences.NOTHING_TO_CONFIRM)
         session.close()
         if left_out := journals.not_begun(analysis.read(folder), journals.sessions(folder)):
             shown.say(f"not begun: {left_out}")
@@ -185,7 +185,7 @@ def _search(
                 again = _confirming_backend(folder, left[1], options, share, lambda dashboard: None)
                 backend = devices.enter_context(again)
             _confirm(analysis.read(folder), *left, backend, display, listeners)
-        elif not why and space.finalists and space.budget.total_s is not None:
+        elif not is_alone and space.finalists and space.budget.total_s is not None:
             shown.say(_no_time(folder, space))
 
 

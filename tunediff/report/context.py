@@ -7,6 +7,7 @@ import functools
 import time
 from pathlib import Path
 
+from tunediff import analysis
 from tunediff.analysis import Results, confirming_runs, journals
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.evidence import Evidence, of_confirming_runs
@@ -74,8 +75,6 @@ class ReportContext:
     """The results of a search and the analyses that several sections of the page need."""
 
     results: Results
-    unreadable: dict[str, str]
-    """Reasons by trial name, for the journals that cannot be read and are left out."""
     sessions: list[SearchSession]
     evidence: Evidence
     """The best trial, its speed-up and the noise, from the search and its confirming runs."""
@@ -140,11 +139,11 @@ def read(
     name: of the search as typed; default: the folder's. storage: folder of all searches. now: Unix
     time; default: the current time. Raises `ConfigError` if the folder holds no search.
     """
-    results, unreadable = journals.read(folder)
+    results = analysis.read(folder)
     confirmation, confirming = _confirmation(results)
     evidence = Evidence(results, confirmation)
     if confirming_runs.folder_within(folder):
-        evidence = of_confirming_runs(results, journals.read(folder.parent)[0])
+        evidence = of_confirming_runs(results, analysis.read(folder.parent))
 
     def quality(trial: TrialRecord) -> float | None:
         """A configuration that fails on a seed has no value, whatever its other runs reached."""
@@ -152,7 +151,6 @@ def read(
 
     return ReportContext(
         results=results,
-        unreadable=unreadable,
         sessions=journals.sessions(folder),
         evidence=evidence,
         confirming=confirming,

@@ -75,7 +75,7 @@ def values(
         "objective": _objective(space),
         "space": {dimension.name: str(dimension) for dimension in space.dimensions},
         "first": [space.changed(point) for point in space.candidates],
-        "notes": [*measured.get("data", []), *cost.advice(), *skipped(space)],
+        "notes": [*measured.get("data", []), *skipped(space)],
     }
     # Do not refuse a search because of timings that were made while other processes used the cores.
     certain = evaluating.Cost.of(space, confirms).parts(share.least) if plan["disturbed"] else spent

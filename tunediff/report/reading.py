@@ -65,8 +65,8 @@ def of_search(known: Evidence) -> Result:
         )
     if left_out := journals.not_begun(results, journals.sessions(results.folder)):
         said.append(f"Not begun: {left_out}.")
-    if known.confirmation is None and (why := nothing_to_confirm(results)):
-        said.append(f"Nothing to confirm: {why}.")
+    if known.confirmation is None and nothing_to_confirm(results):
+        said.append(sentences.NOTHING_TO_CONFIRM)
     return _told(_of_search(known, study), said)
 
 
@@ -120,8 +120,8 @@ def effect_of(difference: Difference, ratios: bool) -> Effect | None:
     )
 
 
-def _speedup(found: Estimate | str) -> SpeedUp | None:
-    if isinstance(found, str):
+def _speedup(found: Estimate | None) -> SpeedUp | None:
+    if found is None:
         return None
     ends = (None, None, None) if found.at_least else (found.mean, found.low, found.high)
     return SpeedUp(value=ends[0], low=ends[1], high=ends[2], at_least=found.bound)
@@ -164,6 +164,7 @@ def rule_of(comparison: Comparison) -> Rule:
         within=rules.within,
         better_in=rules.better,
         target=str(rules.target) if rules.target is not None else None,
+        margin=rules.margin,
         equal_sides=rules.equal,
         rounds=comparison.analysis.rounds,
         max_rounds=rules.max_rounds,
@@ -186,9 +187,7 @@ def measured(comparison: Comparison) -> dict[str, Any]:
 
 def _quality(comparison: Comparison) -> dict[str, Any]:
     """Return what is shown of B's values, for its seconds to count."""
-    gates = [{"requirement": one.statement, **one._asdict()} for one in comparison.gates]
-    for gate in gates:
-        del gate["statement"]
+    gates = [gate._asdict() for gate in comparison.gates]
     return {"gates": gates, "target_p": comparison.target_p}
 
 
@@ -197,7 +196,6 @@ def _of_sides(comparison: Comparison) -> Result:
     folder, rules, limit = comparison.folder, comparison.rules, comparison.experiment.limit
     code, holdout = (sides.content(folder, name) for name in (sides.CODE, sides.HOLDOUT_VALUES))
     ledger = sides.content(folder, sides.LEDGER)
-    repeated = {one.side or "both" for one in sides.repeated_runs(comparison)}
     candidates = []
     for one, name, setup_s in zip(
         comparison.candidates, comparison.names, sides.setup_s(comparison), strict=True
@@ -237,7 +235,7 @@ def _of_sides(comparison: Comparison) -> Result:
             one_run_each_tells=sides.one_run_detects(comparison),
             first_seed=code.get("first_seed", comparison.configs[0].seed),
             seeds_drawn=code.get("drawn", False),
-            without_effect=sorted(repeated),
+            without_effect=sides.without_effect(comparison),
             **_quality(comparison),
             judge_digest=comparison.experiment.judge,
             holdout_failure=holdout.get("failure"),
@@ -399,7 +397,6 @@ def _search(evidence: Evidence, study: list[dict[str, Any]]) -> Search:
         within_noise_of_best=[one.name for one in evidence.near if not evidence.is_baseline(one)],
         seconds_to_baseline=evidence.seconds_to_baseline(best) if best is not None else None,
         not_begun=planned - len(results.trials) if ended else 0,
-        unmoved=evidence.unmoved,
         pareto=[dict(row) for row in pareto(results)],
         study=study,
     )

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from tunediff.analysis.targets import Requirement
 from tunediff.core.clock import UnitName
 from tunediff.core.outcomes import State, Status, Verdict
 
@@ -109,7 +110,8 @@ class Failure(Part):
 class Gate(Part):
     """What has to be shown of B's values for its seconds to count."""
 
-    requirement: str
+    requirement: Requirement
+    """the mean of B meets the target, or B is not worse than A by the margin"""
     shown: bool
     p: float | None
     """one-sided, of a single t-test"""
@@ -127,6 +129,7 @@ class Rule(Part):
     """the difference that does not matter, as resolution is given"""
     better_in: Literal["value", "time"]
     target: str | None
+    margin: float | None
     equal_sides: bool
     """whether A was compared with itself"""
     rounds: int
@@ -166,8 +169,6 @@ class Search(Part):
     """when one run of the best was as good as the baseline at its end"""
     not_begun: int
     """planned trials that a search which has ended left out"""
-    unmoved: int
-    """all trials, where the objective moved in none of them by more than the noise; else 0"""
     pareto: list[dict[str, Any]]
     """the configurations on the front of two objectives, and the rows of study.csv"""
     study: list[dict[str, Any]]
@@ -201,7 +202,7 @@ class Sides(Part):
     """of the first round, the next ones follow; seeds_drawn: from the digests of both sides"""
     seeds_drawn: bool
     without_effect: list[str]
-    """sides whose runs are equal on different seeds; both: they end at one value"""
+    """sides with runs that are equal on different seeds"""
     gates: list[Gate]
     target_p: float | None
     """one-sided, of a single t-test that the mean of B's values meets the target"""

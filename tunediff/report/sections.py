@@ -170,10 +170,8 @@ def why(about: ReportContext) -> list[Block]:
         parts = decompose(base, winner, results.metric, results.space.mode, results.ratios)
     rates = speed.rate(base), speed.rate(winner)
     if not better:
-        unknown = "Whether there is a difference to explain is not known"
-        lead = (
-            f"{'Nothing to explain' if better is False else unknown}: {evidence.speedup(winner)}."
-        )
+        nothing = "No significant difference is there to explain."
+        lead = nothing if better is False else "Whether there is a difference is not known."
     elif parts is None:
         both = f"{rounded(rates[1])} {results.unit}/s instead of {rounded(rates[0])}"
         known = rates[0] and rates[1]

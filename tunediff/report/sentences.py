@@ -33,6 +33,7 @@ VERDICTS = {
 }
 """What verdicts are called that are no words."""
 OTHERS = "others used the machine meanwhile"
+NOTHING_TO_CONFIRM = "Nothing to confirm: only the baseline ended ok on every seed."
 INTERVALS = (
     "Brackets: 95 % confidence intervals that account for all candidates and for every interim"
     " analysis, by the noise of each candidate's own differences from the baseline."
@@ -154,7 +155,9 @@ def headline(result: Result) -> str:
         Verdict.ONE_RUN: f"{who} against {other} is one run, repeated: the noise of a training is"
         f" not known. {shown}. A command that takes {{seed}} can be judged.",
     }
-    return sentences.get(by.verdict, f"{who} is {by.verdict} than {other} {noise}: {shown}.")
+    said = sentences.get(by.verdict, f"{who} is {by.verdict} than {other} {noise}: {shown}.")
+    stays = by.kind == "confirmation" and by.verdict in (Verdict.NO_DIFFERENCE, Verdict.WORSE)
+    return f"No finalist is better: the baseline stays. {said}" if stays else said
 
 
 def _is_ratio(one: Candidate) -> bool:
@@ -355,8 +358,10 @@ def _of_sides(result: Result) -> list[str]:
             f" last {EVALUATIONS} that lie {APART:.0%} of the seconds apart has to meet the target."
         )
     if sides.gates:
+        words = {"target": f"the mean of B meets {rule.target}"}
+        words["margin"] = f"B is not worse than A by {number(rule.margin)}"
         shown = [
-            f"that {gate.requirement} is {'' if gate.shown else 'not '}shown"
+            f"that {words[gate.requirement]} is {'' if gate.shown else 'not '}shown"
             + ("" if gate.p is None else f" (p = {gate.p:.2g} by one t-test of these pairs)")
             for gate in sides.gates
         ]
@@ -378,14 +383,8 @@ def _of_sides(result: Result) -> list[str]:
         said.append(f"The second judge, which decided nothing: {both}.")
     if sides.holdout_failure is not None:
         said.append(f"The second judge, which decides nothing, failed: {sides.holdout_failure}.")
-    for side in sides.without_effect:
-        runs = (
-            "all runs of A and B end at one value"
-            if side == "both"
-            else f"{side}: runs on different seeds gave the same values"
-        )
-        said.append(f"{runs}: has the seed an effect, and is it a value of the training?")
-    return said
+    runs = "runs on different seeds gave the same values: has the seed an effect?"
+    return [*said, *(f"{side}: {runs}" for side in sides.without_effect)]
 
 
 def _ledger(ledger: Ledger) -> str:
@@ -402,7 +401,7 @@ def _ledger(ledger: Ledger) -> str:
 
 
 def _of_search(result: Result) -> list[str]:
-    """Return the noise of one run, what is as good as the best, and what did not move."""
+    """Return the noise of one run, and what is as good as the best."""
     search, said = result.search, list[str]()
     if search is None or result.leader is None:
         return said
@@ -415,12 +414,6 @@ def _of_search(result: Result) -> list[str]:
         rest = f" and {more} more" if more > 0 else ""
         said.append(
             f"Within the noise of the best, and so possibly as good: {', '.join(names)}{rest}."
-        )
-    if search.unmoved:
-        said.append(
-            "The objective did not move in any trial with a result by more than the noise: the budget"
-            " is too short, the model learns nothing within it, for example because a warm-up is"
-            " longer, or it has learned everything before the first evaluation."
         )
     return said
 

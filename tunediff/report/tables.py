@@ -54,17 +54,16 @@ def trials(about: ReportContext) -> list[Block]:
         mark = " ≈" * (trial.name in near) + " †" * disturbed(trial)
         outcome, value = results.outcome_of(trial), last(trial, results.metric)
         note = "" if value is None else outcome.failure_note
-        found = evidence.speedup(trial) if trial.status == Status.OK else ""
+        found = evidence.speedup(trial) if trial.status == Status.OK else None
         # One run's speed-up does not count for a trial that new seeds did not show to be better
         rejected = tested is not None and tested.is_conclusive and not tested.candidate_of(trial)
-        faster = "" if isinstance(found, str) or rejected else times(found.bound or found.mean)
+        faster = "" if found is None or rejected else times(found.bound or found.mean)
         row = {
             "trial": trial.name,
             "status": ", ".join(filter(None, [f"{trial.status or 'running'}{mark}", note])),
             results.title: rounded(value),
             results.versus_heading: text.versus(results.versus_baseline(trial), results.ratios),
-            "speed-up": "≥ " * (not isinstance(found, str) and found.at_least and bool(faster))
-            + faster,
+            "speed-up": "≥ " * (found is not None and found.at_least and bool(faster)) + faster,
             f"{results.unit}/s": rounded(last(trial, RATE)),
             results.clock.short: rounded(last(trial, results.clock.along)),
             "MiB": rounded(last(trial, "peak_memory_mib")),
@@ -91,7 +90,7 @@ def trials(about: ReportContext) -> list[Block]:
 def failures(about: ReportContext) -> list[Block]:
     """Return what failed, was stopped or was skipped; nothing before a trial has ended."""
     ended = [trial for trial in about.results.trials if trial.finished]
-    if not ended and not about.unreadable:
+    if not ended:
         return []
     bad, kinds = sum(map(failed, ended)), dict[tuple[str, str], list[TrialRecord]]()
     sentence = (
@@ -119,12 +118,7 @@ def failures(about: ReportContext) -> list[Block]:
         for (status, _), found in sorted(kinds.items(), key=lambda kind: -len(kind[1]))[:30]
     ]
     head = ["status", "reason (of the first)", "trials", "how many"]
-    left = [["unreadable", "why"], *map(list, about.unreadable.items())][:21]
-    return [
-        block("lead", f"{sentence}."),
-        *([table([head, *rows], words=3)] if rows else []),
-        *([table(left, words=2)] if about.unreadable else []),
-    ]
+    return [block("lead", f"{sentence}."), *([table([head, *rows], words=3)] if rows else [])]
 
 
 def study(about: ReportContext) -> list[Block]:
