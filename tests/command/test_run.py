@@ -11,7 +11,7 @@ import pytest
 
 from tunediff.command import process
 from tunediff.command.definition import CommandDefinition
-from tunediff.command.run import POINTS, CommandRun, OutputMarker, RunReader, execute
+from tunediff.command.run import POINTS, CommandRun, RunReader, execute
 from tunediff.core.environment import RAY_BEFORE, of_user
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End
@@ -181,16 +181,16 @@ SAVES = (
 
 def test_a_run_that_is_interrupted_may_save_its_work(tmp_path):
     notes = []
-    events = execute(CommandRun(definition(SAVES + FOREVER), {}, 3, tmp_path, 1000.0), note=notes.append)
+    run = CommandRun(definition(SAVES + FOREVER), {}, 3, tmp_path, 1000.0)
+    events = execute(run, note=lambda event, **content: notes.append(content))
     next(event for event in events)
     events.close()
-    left = next(note for note in notes if isinstance(note, OutputMarker))
-    assert (left.path, left.state.reduced) == ("saved", ["0.5"])
+    assert (notes[0]["path"], notes[0]["state"]["reduced"]) == ("saved", ["0.5"])
     assert not processes_of(tmp_path)
 
 
 def test_a_run_sees_nothing_of_the_ray_of_tunediff(tmp_path, monkeypatch):
-    for name, value in (("RAY_ADDRESS", "x:1"), ("TUNEDIFF_RAY_STARTED", "x"), (RAY_BEFORE, '{"RAY_OWN": "y"}')):
+    for name, value in (("RAY_ADDRESS", "x:1"), (RAY_BEFORE, '{"RAY_OWN": "y"}')):
         monkeypatch.setenv(name, value)
     run(tmp_path, "import os; print([n for n in os.environ if 'RAY_' in n]); print('loss: 1')", 60.0)
     assert (tmp_path / process.LOG).read_text().startswith("['RAY_OWN']")
@@ -240,7 +240,7 @@ def test_a_program_gets_its_seed_folder_port_and_budget(tmp_path):
 
 def test_nothing_survives_a_judge_that_is_killed_as_it_starts_a_program(tmp_path):
     script = (
-        "import os, subprocess\nfrom tunediff.command import guard\nguard.tell('+', 'early')\n"
+        "import os, subprocess\nfrom tunediff.command import guard\nguard.watch('early')\n"
         f"told = {{'TUNEDIFF_RUN': 'early', 'TUNEDIFF_FOLDER': {str(tmp_path)!r}}}\n"
         "subprocess.Popen(['sleep', '1000'], env=told, start_new_session=True)\nos.kill(os.getpid(), 9)"
     )

@@ -100,7 +100,7 @@ def test_a_search_does_not_go_on_with_another_program_under_its_name(tmp_path, m
     path.write_text(yaml.safe_dump(FILE))
     options = SearchOptions(words=[str(path)], name="x", storage=tmp_path / "kept", check=False)
     request = search_setup.requested(options)
-    search_setup.create(request, options, print, True, None)
+    search_setup.create(request, options, print, None)
     resume = ["--resume", "x", "--storage", "kept"]
     Path("train.py").write_text(NOISY + "\n# edited")
     assert search.main(resume) == 2

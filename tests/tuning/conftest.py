@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from pathlib import Path
 from unittest import mock
 
@@ -17,8 +18,9 @@ import yaml
 from tests.tuning.asked import FILE, AskedBackend, pool
 from tunediff import search_space
 from tunediff.core import trial_record as record
-from tunediff.ray_backend.remains import MARK, STARTED
 
+MARK = "SEARCH_OF_TEST"
+"""Variable that all processes of one search inherit."""
 WAIT_S = 1200
 """Seconds until something that is waited for is taken for a hang: under the limit of pytest, whose reason says less."""
 FIXED = {
@@ -47,8 +49,9 @@ class Search:
         log = open(self.storage.parent / f"{self.name}.log", "a")  # noqa: SIM115
         # A shell starts background jobs with SIGINT ignored, and children inherit that: Ctrl-C must work all the same.
         self.process = subprocess.Popen(
-            command, stdout=log, stderr=log, cwd=self.storage.parent, preexec_fn=_interruptible
-        )
+            command, stdout=log, stderr=log, cwd=self.storage.parent, preexec_fn=_interruptible,
+            env=os.environ | {MARK: uuid.uuid4().hex},
+        )  # fmt: skip
         return self.process
 
     def run(self, *words):
@@ -107,9 +110,9 @@ def of_search(process):
 
 
 def mark_of(process):
-    """What the processes of one Ray cluster have in their environments; '' without it."""
+    """What the processes of one search have in their environments; '' without it."""
     with contextlib.suppress(psutil.Error):
-        return (environment := process.environ()).get(MARK) or environment.get(STARTED, "")
+        return process.environ().get(MARK, "")
     return ""
 
 

@@ -3,16 +3,13 @@
 import logging
 import os
 import stat
-import subprocess
 import sys
 import types
 from pathlib import Path
-from unittest import mock
 
-import psutil
 import pytest
 
-from tunediff.ray_backend import connection, remains
+from tunediff.ray_backend import connection
 from tunediff.tuning.sessions import NotStartedError
 
 NAMES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE")
@@ -109,53 +106,3 @@ def test_ray_gets_more_time_than_its_own_30_s_to_start(monkeypatch):
     late += [RuntimeError("never")]
     with pytest.raises(NotStartedError, match="never"), connection.cluster(None):
         pass
-
-
-CLUSTER = """
-import os, subprocess, sys, time
-from types import SimpleNamespace
-from tunediff.ray_backend import connection, remains
-
-def start(title, session, **how):
-    code = "import sys, time; log = open(sys.argv[1], 'a'); time.sleep(3600)"
-    log = os.path.join(session, "logs", "x.log")
-    return subprocess.Popen([title, "-c", code, log], executable=sys.executable, start_new_session=True, **how).pid
-
-ours, others, how = sys.argv[1:]
-with connection.no_remains() as started:
-    of_worker = {remains.STARTED: os.environ[remains.MARK]}
-    ends = [start("worker", others), start("ray::DashboardAgent", ours, env={}), start("run", others, env=of_worker)]
-    started(SimpleNamespace(address_info={"session_dir": ours}))
-    stays = [start("worker", ours), start("ray::DashboardAgent", others, env={})]
-    print(*ends, *stays, flush=True)
-    if how == "killed":
-        time.sleep(3600)
-"""
-
-
-@pytest.mark.parametrize("how", ["killed", "ends"])
-def test_no_process_of_a_cluster_outlives_its_search(tmp_path, how):
-    """Nor Ray's agents, which overwrite their environment; other clusters, and who reads a log, are left alone."""
-    for session in ("ours", "others"):
-        (tmp_path / session / "logs").mkdir(parents=True)
-    command = [sys.executable, "-c", CLUSTER, str(tmp_path / "ours"), str(tmp_path / "others"), how]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as search:
-        processes = [psutil.Process(int(pid)) for pid in search.stdout.readline().split()]
-        of_cluster, others = processes[:3], processes[3:]
-        if how == "killed":
-            search.kill()
-    try:
-        assert psutil.wait_procs(of_cluster, timeout=600)[1] == []
-        assert all(process.is_running() for process in others)
-    finally:
-        for process in filter(psutil.Process.is_running, processes):
-            process.kill()
-
-
-def test_ray_ends_before_what_its_workers_have_started():
-    """A program that ended first would be a failure of its trial."""
-    killed, alive = [], lambda variable, session: {variable} - {*killed}
-    of_cluster = mock.patch.multiple(remains, _wait_for_end=lambda parent: [remains.ENDED], remains=alive)
-    with of_cluster, mock.patch.object(os, "kill", lambda pid, number: killed.append(pid)):
-        remains.main("mark", 0)
-    assert killed == [f"{remains.MARK}=mark", f"{remains.STARTED}=mark"]

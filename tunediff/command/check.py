@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tunediff.command.process import LOG
-from tunediff.command.run import ClockReport, CommandRun, Note, execute
+from tunediff.command.run import CommandRun, execute
 from tunediff.config.knobs import ConfigError
 from tunediff.core import text
 from tunediff.core.clock import OUTCOME_FINAL, PROCESS
@@ -25,8 +24,6 @@ PATIENCE_S = 600.0
 """Seconds after which a command without any value is given up, where its budget is longer."""
 MOST_START_UP = 0.1
 """Share of the budget up to which start-up inside it is not worth a word."""
-MOST_FILES = 10_000
-"""Files of a folder at most that are looked at for what a run has written."""
 
 
 def check(run: CommandRun, say: Callable[[str], None]) -> None:
@@ -36,18 +33,16 @@ def check(run: CommandRun, say: Callable[[str], None]) -> None:
     has no effect.
     """
     definition = run.definition
-    written = WrittenFiles(Path(definition.folder))
     with tempfile.TemporaryDirectory(prefix="tunediff-check-") as scratch:
         is_timed = definition.outcome != "final" and definition.time is None
         most = f" at most {text.seconds(_limit_s(run))}" if is_timed else ""
         say(f"checking the command: waiting{most} for values of {definition.objective}")
         first, clock = _attempt(run, scratch, 1)
-        names = written.names()
         if "seed" in definition.template.names:
             _check_seed(run, scratch, first)
-    first_s = clock.start_up_s
-    say(f"its first value after {first_s:.1f} s; the clock is that of: {clock.kind}")
-    if clock.kind == PROCESS and definition.outcome != "final" and run.budget_s is not None:
+    first_s, kind = float(clock["start_up_s"]), clock["kind"]
+    say(f"its first value after {first_s:.1f} s; the clock is that of: {kind}")
+    if kind == PROCESS and definition.outcome != "final" and run.budget_s is not None:
         if first_s > run.budget_s:
             raise ConfigError(
                 f"command: budget: {run.budget_s:g} s is not allowed: the first value comes after"
@@ -58,8 +53,6 @@ def check(run: CommandRun, say: Callable[[str], None]) -> None:
                 f"WARNING: the first value comes after {first_s:.1f} s of a budget of"
                 f" {run.budget_s:g} s: start-up counts unless the command prints TUNEDIFF start"
             )
-    if names:
-        say(f"WARNING: {shared(names)}; runs may overwrite each other's files")
 
 
 def _check_seed(run: CommandRun, scratch: str, first: float) -> None:
@@ -85,7 +78,7 @@ def _limit_s(run: CommandRun) -> float:
     return max(PATIENCE_S, 2 * (run.budget_s or 0.0))
 
 
-def _attempt(run: CommandRun, scratch: str, values: int) -> tuple[float, ClockReport]:
+def _attempt(run: CommandRun, scratch: str, values: int) -> tuple[float, dict[str, Any]]:
     """Run a command to one of its first values, in a folder of its own; return the last of so many
     values, and which seconds counted. Raises `ConfigError` where it fails."""
     trial = dataclasses.replace(
@@ -95,57 +88,12 @@ def _attempt(run: CommandRun, scratch: str, values: int) -> tuple[float, ClockRe
         budget_s=_limit_s(run),
         timeout_s=run.definition.timeout,
     )
-    notes: list[Note] = []
-    *points, end = execute(trial, note=notes.append)
+    notes: list[dict[str, Any]] = []
+    *points, end = execute(trial, note=lambda event, **lines: notes.append(lines))
     assert isinstance(end, End)
     if not points or end.status in (Status.ERROR, Status.OOM, Status.TIMEOUT):
         reason = end.reason.replace(f" ({folder / LOG})", "")  # the folder goes with the check
         words = " ".join(f"{name}={value}" for name, value in run.values.items())
         raise ConfigError(f"command: with {words or 'no parameters'}: {reason}")
-    point, clock = points[-1], notes[-1]
-    assert isinstance(point, Point)
-    assert isinstance(clock, ClockReport)
-    return float(point[run.definition.objective]), clock
-
-
-class WrittenFiles:
-    """Finds what runs write in their working folder, which others may overwrite."""
-
-    def __init__(self, folder: Path, *without: Path) -> None:
-        """Look at the folder before a run. `without`: folders that are not looked at."""
-        self._folder, self._without = folder.absolute(), [path.absolute() for path in without]
-        self._before, self._begun = {path for path, _ in self._files()}, time.time()
-
-    def names(self) -> list[str]:
-        """Return the files that are new or were written since, but for our own output."""
-        own = {(status.st_dev, status.st_ino) for status in map(os.fstat, (1, 2))}
-        return sorted(
-            str(path.relative_to(self._folder))
-            for path, status in self._files()
-            if (path not in self._before or status.st_mtime > self._begun)
-            and (status.st_dev, status.st_ino) not in own
-        )
-
-    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        seen = 0
-        for root, folders, names in os.walk(self._folder):
-            folders[:] = [
-                name
-                for name in sorted(folders)
-                if name not in ("__pycache__", "ray_results")
-                and not name.startswith(".")
-                and Path(root, name) not in self._without
-            ]
-            for name in names:
-                seen += 1
-                if seen > MOST_FILES:
-                    return
-                try:
-                    yield Path(root, name), Path(root, name).stat()
-                except OSError:
-                    continue
-
-
-def shared(names: list[str]) -> str:
-    """Return that files were written outside of the folder of a run."""
-    return f"written outside {{folder}}: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"
+    assert isinstance(points[-1], Point)
+    return float(points[-1][run.definition.objective]), notes[-1]

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any, Literal
 
 from tunediff.command.clock import CommandClock
-from tunediff.command.metrics import MetricPattern, Reduction
+from tunediff.command.metrics import MetricPattern, Reduction, expression
 from tunediff.command.template import CommandTemplate
 from tunediff.config.knobs import ConfigError
 from tunediff.core import machine
@@ -110,7 +109,7 @@ class CommandDefinition(CommandSettings):
         Reduction(self.reduce, f"{where}: reduce")
         for key in ("clock_from", "time"):
             if (text := getattr(self, key)) is not None:
-                _expression(text, f"{where}: {key}", groups=1 if key == "time" else None)
+                expression(text, f"{where}: {key}", groups=1 if key == "time" else None)
         if self.target is not None:
             Target.of(self.target, f"{where}: target")
         self.template  # noqa: B018 – refuses what cannot be split
@@ -153,8 +152,7 @@ class CommandDefinition(CommandSettings):
     def clock(self, now: float) -> CommandClock:
         """Return the clock of a run that starts now."""
         start, seconds = (
-            None if text is None else _expression(text, key, groups=None)
-            for key, text in (("clock_from", self.clock_from), ("time", self.time))
+            (text and re.compile(text)) or None for text in (self.clock_from, self.time)
         )
         return CommandClock(now, start, seconds)
 
@@ -171,38 +169,13 @@ class CommandDefinition(CommandSettings):
         return definition
 
 
-def _expression(text: str, where: str, groups: int | None) -> re.Pattern[str]:
-    try:
-        expression = re.compile(text)
-    except re.error as error:
-        raise ConfigError(f"{where}: {text!r}: {error}") from None
-    if groups is not None and expression.groups != groups:
-        raise ConfigError(
-            f"{where}: {text!r} has {expression.groups} groups; allowed: {groups}, around the"
-            " number"
-        )
-    return expression
-
-
-CLIENTS = ("docker", "podman", "ssh", "kubectl")
-"""Programs whose work is done by processes that are none of their children."""
-
-
 def honesty(definitions: Iterable[CommandDefinition]) -> list[str]:
     """Return a sentence for whatever a result of these commands lacks that one of workloads has."""
-    commands = list(definitions)
-    lines = []
-    first_words = [command.template.words[0].split()[0] for command in commands]
-    if client := next((word for word in first_words if Path(word).name in CLIENTS), None):
-        lines.append(
-            f"WARNING: {client}: what it starts elsewhere goes on when its client is ended at the"
-            " budget, beside the next run: let it end by itself (outcome: final)."
-        )
-    if any(command.outcome == "budget" for command in commands):
-        lines.append(
-            "The value at the budget counts. Start-up, evaluations and checkpoints are inside it,"
-            " unless the command prints TUNEDIFF start, pause and go, or its own seconds (time). A"
-            " schedule by a number of steps is cut where it is still high: compare such commands by"
-            " their final values (outcome: final)."
-        )
-    return lines
+    if all(command.outcome != "budget" for command in definitions):
+        return []
+    return [
+        "The value at the budget counts. Start-up, evaluations and checkpoints are inside it,"
+        " unless the command prints TUNEDIFF start, pause and go, or its own seconds (time). A"
+        " schedule by a number of steps is cut where it is still high: compare such commands by"
+        " their final values (outcome: final)."
+    ]

@@ -55,6 +55,20 @@ class Reading(NamedTuple):
     """One of `SPLIT`; '': none of them."""
 
 
+def expression(text: str, where: str, groups: int | None = None) -> re.Pattern[str]:
+    """Return a regular expression, of so many groups. Raises `ConfigError`."""
+    try:
+        compiled = re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"{where}: {text!r}: {error}") from None
+    if groups is not None and compiled.groups != groups:
+        raise ConfigError(
+            f"{where}: {text!r} has {compiled.groups} groups; allowed: one group (…) around the"
+            " number"
+        )
+    return compiled
+
+
 class MetricPattern:
     """Finds the values of one metric in lines of text.
 
@@ -72,15 +86,7 @@ class MetricPattern:
             text = rf"{border}{re.escape(name)}(?:{sign}|{space})({NUMBER})(?!\w|\.\d)"
             self._expression = re.compile(text, re.IGNORECASE)
             return
-        try:
-            self._expression = re.compile(pattern)
-        except re.error as error:
-            raise ConfigError(f"{where}: {pattern!r}: {error}") from None
-        if self._expression.groups != 1:
-            raise ConfigError(
-                f"{where}: {pattern!r} has {self._expression.groups} groups; allowed: one group (…)"
-                " around the number"
-            )
+        self._expression = expression(pattern, where, groups=1)
 
     def find(self, line: str) -> float | None:
         """Return the last value in a line; None: there is none. A text that is no number is NaN."""

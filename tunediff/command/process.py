@@ -55,14 +55,14 @@ class CommandProcess:
         self._log = open(folder / LOG, "ab")  # noqa: SIM115 – closed by `finish`
         self._logged = self._log.tell()
         self._log_fault: OSError | None = None
-        guard.tell("+", self.mark)
+        self._guard = guard.watch(self.mark)
         try:
             self.process = subprocess.Popen(
                 list(argv), cwd=cwd, env={**environment, MARK: self.mark}, stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             )  # fmt: skip
         except OSError:
-            guard.tell("-", self.mark)
+            self._guard.communicate(b"-")
             self._log.close()
             raise
 
@@ -148,13 +148,13 @@ class CommandProcess:
                         break
         finally:
             self.signal(signal.SIGKILL)
-        guard.kill_marked([self.mark])
+        guard.kill_marked(self.mark)
         code = self.process.wait()
         for pipe in (self.process.stdout, self.process.stderr, self._log):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
-        guard.tell("-", self.mark)
+        self._guard.communicate(b"-")
         return code
 
 

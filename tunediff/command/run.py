@@ -96,25 +96,25 @@ OUT_OF_MEMORY = ("out of memory", "OutOfMemoryError", "Cannot allocate memory", 
 class State:
     """What is known of a run at a checkpoint, and what another process needs to go on."""
 
-    train_s: float
-    values: int
+    train_s: float = 0.0
+    values: int = 0
     """How many values there were."""
-    reduced: list[str]
+    reduced: Sequence[str] = ()
     """Those that the reduction still needs; NaN among them is no number of JSON."""
-    point: Mapping[str, Any] | None
+    point: Mapping[str, Any] | None = None
     """The last value as a point; None: there was no finite one."""
-    curve_s: float
+    curve_s: float = 0.0
     """Seconds of the last point of the curve before it."""
-    position: int
+    position: int = 0
     """Characters of the file of metrics that were read."""
-    started: bool
+    started: bool = False
     """Whether the clock began at a line."""
-    pauses: bool
-    unit: str | None
+    pauses: bool = False
+    unit: str | None = None
     """What the values are printed in; None: there was no value."""
-    split: str | None
+    split: str | None = None
     """The word before the name of the metric; see `metrics.SPLIT`."""
-    approach: tuple[list[Evaluation], Evaluation | None, Evaluation | None] | None
+    approach: tuple[list[Evaluation], Evaluation | None, Evaluation | None] | None = None
     """See `Approach.last`, `before` and `late`; None: there is no target."""
 
 
@@ -178,79 +178,52 @@ class CommandRun:
         return environment.of_user() | added
 
 
-@dataclasses.dataclass(frozen=True)
-class OutputMarker:
-    """A line of the output, `CHECKPOINT path` with what is known there, or `ARTIFACT path`."""
-
-    path: str
-    state: State | None
-
-
-@dataclasses.dataclass(frozen=True)
-class ClockReport:
-    """Which seconds counted in a run, and the unit of its values; emitted once, before `End`."""
-
-    kind: str
-    """`process`, `from a line` or `training`."""
-    process_s: float
-    """All seconds of the process."""
-    start_up_s: float
-    """Those before the clock began, or else before the first value."""
-    unit: str | None
+CHECKPOINT, CLOCK = "checkpoint", "clock"
+"""Events of a command's journal: a line `CHECKPOINT path`, with what is known there, or a line
+`ARTIFACT path`; and once, before the end, which seconds counted, and the unit of the values."""
+Note = Callable[..., None]
+"""Takes the name of such an event and its content."""
 
 
-Note = OutputMarker | ClockReport
-"""What is known of a run beside its points and its end."""
+def _unnoted(event: str, **content: Any) -> None:
+    """Take no note."""
 
 
 class RunReader:
     """Reads the lines of a run, and the file of its metrics; knows nothing of processes."""
 
-    def __init__(
-        self, run: CommandRun, begun: float, note: Callable[[Note], None] = lambda _: None
-    ) -> None:
+    def __init__(self, run: CommandRun, begun: float, note: Note = _unnoted) -> None:
         """`begun`: when the process was started, on a monotonic clock; `note`: see `execute`."""
-        definition = run.definition
+        definition, state = run.definition, run.resumed or State()
         self.run, self.clock, self.curve = run, definition.clock(begun), Curve(run.limit_s)
+        self.clock.resumed_s, self.clock.pauses = state.train_s, state.pauses
+        self.clock.waits = state.started
         self._pattern = MetricPattern(definition.objective, definition.pattern, "pattern")
         self._reduction = Reduction(definition.reduce, "reduce")
+        self._reduction.values.extend(map(float, state.reduced))
         self._target, self._approach = definition.condition, None
         if self._target is not None:
             # Values that the user has reduced are means already, or meant as they are
             count = EVALUATIONS if definition.reduce == "last" else 1
             self._approach = Approach(self._target, count)
+            last, self._approach.before, self._approach.late = state.approach or ((), None, None)
+            self._approach.last.extend(last)
         self._file: MetricFile | None = None
         if definition.metrics is not None:
             path = Path(definition.folder) / definition.metrics.format(folder=run.folder)
-            self._file = MetricFile(path, run.resumed.position if run.resumed else 0, run.folder)
-        self._others: dict[str, float] = {}
+            self._file = MetricFile(path, state.position, run.folder)
         self._note = note
-        self.unit: str | None = None
-        self.split: str | None = None
+        self.unit, self.split = state.unit, state.split
         self.fault = ""
         """Why its values cannot be read."""
-        self.values, self.value = 0, math.nan
+        self.values, self.value = state.values, self._reduction.value
         """How many values there were, and the one that counts so far."""
         self.first_at: float | None = None
         self.target_met = False
         self.out_of_memory = False
-        if run.resumed is not None:
-            self._resume(run.resumed)
-
-    def _resume(self, state: State) -> None:
-        """Go on where an earlier process was at its checkpoint."""
-        self.clock.resumed_s, self.clock.pauses = state.train_s, state.pauses
-        self.clock.waits = state.started
-        self._reduction.values.extend(map(float, state.reduced))
-        self.values, self.value, self.unit = state.values, self._reduction.value, state.unit
-        self.split = state.split
-        if self._approach is not None and state.approach is not None:
-            last, self._approach.before, self._approach.late = state.approach
-            self._approach.last.extend(last)
-        point = None if state.point is None else Point.of(state.point)
-        self.curve.resume(point, state.curve_s)
-        if point is not None:
-            self._others = {k: v for k, v in point.metrics.items() if k != self._pattern.name}
+        self.curve.resume(None if state.point is None else Point.of(state.point), state.curve_s)
+        metrics = self.curve.latest.metrics if self.curve.latest is not None else {}
+        self._others = {k: v for k, v in metrics.items() if k != self._pattern.name}
 
     def _state(self, now: float) -> State:
         """Return what another process needs to go on from here."""
@@ -278,8 +251,8 @@ class RunReader:
         word, _, path = line.strip().partition(" ")
         # One behind the value that ends the run would be of a run that goes on
         if path and (word == "ARTIFACT" or (word == "CHECKPOINT" and not self.is_enough)):
-            state = self._state(now) if word == "CHECKPOINT" else None
-            self._note(OutputMarker(path.strip(), state))
+            state = dataclasses.asdict(self._state(now)) if word == "CHECKPOINT" else None
+            self._note(CHECKPOINT, path=path.strip(), state=state)
         self.out_of_memory |= any(sign in line for sign in OUT_OF_MEMORY)
         values = declared(line)
         self._others |= {
@@ -362,18 +335,19 @@ class RunReader:
         """Return whether further values do not count."""
         return self.target_met or self.values >= (self.run.enough or math.inf)
 
-    def clocked(self, now: float) -> ClockReport:
-        """Return which seconds counted."""
-        clock = self.clock
+    def end(self, now: float) -> None:
+        """Note which seconds counted, all of the process, and those before the clock, or else the
+        first value."""
+        clock, process_s = self.clock, now - self.clock.begun
         if (before_s := clock.start_up_s(now)) is None:
             before_s = (self.first_at or now) - clock.begun
-        return ClockReport(clock.kind, now - clock.begun, before_s, self.unit)
+        self._note(CLOCK, kind=clock.kind, process_s=process_s, start_up_s=before_s, unit=self.unit)
 
 
 def execute(
     run: CommandRun,
     stopped: Callable[[], bool] = lambda: False,
-    note: Callable[[Note], None] = lambda _: None,
+    note: Note = _unnoted,
 ) -> Iterator[Point | End]:
     """Run a command; yield its points, and at last its end.
 
@@ -418,7 +392,7 @@ def execute(
     yield from reader.curve.take(reader.clock.elapsed_s(ended))
     if (point := reader.curve.last()) is not None:
         yield point
-    note(reader.clocked(ended))
+    reader.end(ended)
     yield _end(reader, process, ending, code, ended)
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff.command import trial
 from tunediff.command.check import check
-from tunediff.command.definition import CommandDefinition, default_mode
+from tunediff.command.definition import CommandDefinition, CommandSettings, default_mode
 from tunediff.command.workload import common_type, make
 from tunediff.config import ConfigError, Lines, flatten
 from tunediff.config.knobs import nearest
@@ -18,7 +18,11 @@ from tunediff.search_space.sections import SearchFile
 
 OF_OBJECTIVE = ("mode", "pattern", "metrics", "reduce", "target")
 """Fields of a definition that stand under `objective:`, beside its name."""
-OF_COMMAND = ("outcome", "clock_from", "time", "grace", "timeout", "gpus", "shell", "same_seed")
+OF_COMMAND = tuple(
+    name
+    for name in (*CommandSettings.model_fields, "gpus")
+    if name not in ("objective", *OF_OBJECTIVE)
+)
 """Fields of a definition that are keys of a search file."""
 
 
@@ -33,7 +37,8 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
     if not isinstance(objective, Mapping) or not isinstance(objective.get("name"), str):
         example = "{name: val_loss, mode: min}"
         raise ConfigError(f"{source}: objective: {objective!r} is not allowed; allowed: {example}")
-    settings = _taken(dict(objective), ("name", *OF_OBJECTIVE), f"{source}: objective")
+    _refuse_others(objective, ["name", *OF_OBJECTIVE], f"{source}: objective")
+    settings = dict(objective)
     settings["objective"] = settings.pop("name")
     where = f"{source}: objective: mode"
     settings["mode"] = settings.get("mode") or default_mode(settings["objective"], where)
@@ -47,7 +52,10 @@ def translated(content: Lines, source: str, folder: Path) -> Lines:
             raise ConfigError(
                 f"{source}: {key}: is not allowed with command:; allowed: one of them"
             )
-    _check_keys(rest, source)
+    common = {field.name for field in dataclasses.fields(SearchFile)} - {"workload", "base"}
+    _refuse_others(rest, [*OF_COMMAND, "command", *sorted(common)], source)
+    if not {"search", "grid", "trials", "ladder"} & rest.keys():
+        raise ConfigError(f"{source}: search: is missing: which parameters to vary, and how")
     parameters = _parameters(rest, source)
     rest.pop("baseline", None)
     rest.pop("fixed", None)
@@ -59,22 +67,11 @@ def check_baseline(space: SearchSpace, say: Callable[[str], None]) -> None:
     check(trial.run_of(space.baseline, Path(), space.budget.per_trial_s), say)
 
 
-def _taken(lines: Lines, allowed: Collection[str], where: str) -> Lines:
+def _refuse_others(lines: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
+    """Refuse keys of a file that are none of the allowed ones. Raises `ConfigError`."""
     for key in lines:
         if key not in allowed:
             raise ConfigError(f"{where}: {key}: no such key; {nearest(str(key), allowed)}")
-    return lines
-
-
-def _check_keys(rest: Lines, source: str) -> None:
-    """Refuse unknown keys of a file, and one that searches nothing. Raises `ConfigError`."""
-    common = {field.name for field in dataclasses.fields(SearchFile)} - {"workload", "base"}
-    known = [*OF_COMMAND, "command", *sorted(common)]
-    for key in rest:
-        if key not in known:
-            raise ConfigError(f"{source}: {key}: no such key; {nearest(str(key), known)}")
-    if not {"search", "grid", "trials", "ladder"} & rest.keys():
-        raise ConfigError(f"{source}: search: is missing: which parameters to vary, and how")
 
 
 def _parameters(content: Lines, source: str) -> dict[str, Any]:

@@ -49,11 +49,9 @@ class CommandTemplate:
             raise ConfigError(
                 f"{where}: a list of words is not allowed with a shell; allowed: a text"
             )
-        if shell and re.search(r"(?<!\{)\{(overrides|flags)\}", words[0]) is None:
-            return cls(tuple(words), shell)
-        for name in LISTS:
+        for name in () if shell else LISTS:
             inside = [w for w in words if f"{{{name}}}" in w and w != f"{{{name}}}"]
-            if inside and not shell:
+            if inside:
                 raise ConfigError(
                     f"{where}: {inside[0]!r} is not allowed; {{{name}}} is a word alone"
                 )

@@ -6,16 +6,13 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.command.check import WrittenFiles, shared
-from tunediff.command.run import ClockReport, CommandRun, Note, OutputMarker, State, execute
+from tunediff.command.run import CHECKPOINT, CommandRun, State, execute
 from tunediff.command.workload import CommandSystems
-from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
@@ -29,16 +26,11 @@ from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 from tunediff.tuning.trial_spec import TrialSpec
 
 INTERRUPTED = "it was interrupted, and printed no CHECKPOINT to go on from"
-CHECKPOINT_EVENT = "checkpoint"
-EVENTS: dict[type[Note], str] = {OutputMarker: CHECKPOINT_EVENT, ClockReport: "clock"}
-"""Events of a command's journal: a line `CHECKPOINT path`, and which clock and unit it had."""
 TIMEOUT, LEAST_S = 10.0, 6.0
 """Factor of the longest process after which one that has not ended is ended; seconds that are taken
 for the longest one at least."""
 MARGIN_S = 5.0
 """Seconds beyond the grace of a command in which an interrupted run has ended."""
-PAIR = 2
-"""Runs after which it is known which files the sides of a comparison write."""
 
 
 def run_of(
@@ -50,18 +42,14 @@ def run_of(
     cores; None: all, unless the user has chosen.
     """
     definition = config.definition
-    own = dataclasses.fields(config.schema.knobs_type)
-    values = cfg.flatten({field.name: _plain(getattr(config, field.name)) for field in own})
+    flat = cfg.flat(config)
+    values = {name: flat[name] for name in flat if name not in ("workload", "seed")}
     devices = machine.gpus()
     return CommandRun(
         definition, values, config.seed, folder, budget_s,
         devices=devices[: definition.gpus or len(devices)],
         threads=machine.threads() if threads is None else threads,
     )  # fmt: skip
-
-
-def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]
 
 
 def run(command: CommandRun, stopped: Callable[[], bool]) -> Iterator[Point | End]:
@@ -83,10 +71,7 @@ def run(command: CommandRun, stopped: Callable[[], bool]) -> Iterator[Point | En
     command = dataclasses.replace(command, resumed=state, timeout_s=_timeout_s(command))
     progress.part("train")
 
-    def note(event: Note) -> None:
-        journal.write(EVENTS[type(event)], **dataclasses.asdict(event))
-
-    for event in execute(command, stopped, note):
+    for event in execute(command, stopped, journal.write):
         if isinstance(event, Point):
             journal.point(event)
         else:
@@ -139,7 +124,7 @@ def resumable(folder: Path) -> State | None:
     """
     state = None
     for line in trial_record.events(folder):
-        if line["event"] == CHECKPOINT_EVENT and line.get("state"):
+        if line["event"] == CHECKPOINT and line.get("state"):
             state = State(**line["state"])
         elif line["event"] in ("restarted", "end"):
             state = None
@@ -152,7 +137,7 @@ def artifacts(folder: Path) -> list[Path]:
     for line in trial_record.events(folder):
         if line["event"] == "restarted":
             lines = []
-        elif line["event"] == CHECKPOINT_EVENT:
+        elif line["event"] == CHECKPOINT:
             lines.append(line)
     chosen = [line for line in lines if line.get("state") is None] or lines[-1:]
     return [folder / path for path in dict.fromkeys(line["path"] for line in chosen)]
@@ -162,10 +147,7 @@ def artifacts(folder: Path) -> list[Path]:
 class CommandBackend(Backend):
     """Runs one command at a time, or one on each of equal devices of this machine."""
 
-    def __init__(
-        self, folder: Path, configs: Sequence[CommandSystems], run_devices: Sequence[RunDevice]
-    ) -> None:
-        """`folder`: of the comparison, whose `configs` run."""
+    def __init__(self, configs: Sequence[CommandSystems], run_devices: Sequence[RunDevice]) -> None:
         self.interrupt_s = MARGIN_S + max(config.definition.grace for config in configs)
         here, sizes = resources.local(), sorted({config.parallel.workers for config in configs})
         # Whether it has as many GPUs as a command asks for was checked before
@@ -173,16 +155,10 @@ class CommandBackend(Backend):
         count = len(run_devices) or 1
         partition = ResourcePartition((machine,), tuple(sizes), False, count == 1, at_once=count)
         self.devices = Pool(partition)
-        self._folder, self._run_devices = folder, run_devices
-        self._say: Callable[[str], None] = lambda line: None
-        self._lock, self._ended = threading.Lock(), 0
-        self._written: dict[Path, WrittenFiles] = {}
+        self._run_devices = run_devices
 
     def run(self, spec: TrialSpec, check: Callable[[], bool]) -> Iterator[Reported]:
-        """Run a command, and yield its points; see `Backend.run`.
-
-        Raises `ConfigError` where runs at the same time write the same files.
-        """
+        """Run a command, and yield its points; see `Backend.run`."""
         config = spec.config
         assert isinstance(config, CommandSystems)
         command = run_of(config, spec.folder, spec.budget.seconds)
@@ -191,31 +167,7 @@ class CommandBackend(Backend):
             device.pin()
             gpus = () if device.gpu is None else (device.gpu,)
             command = dataclasses.replace(command, devices=gpus, threads=device.threads)
-        with self._lock:
-            runs_in = Path(command.definition.folder)
-            if self._ended < PAIR and runs_in not in self._written:
-                self._written[runs_in] = WrittenFiles(runs_in, self._folder)
         spec.begin()
         for event in run(command, check):
             if isinstance(event, Point):
                 yield event.flat
-        with self._lock:
-            self._ended += 1
-            if self._ended == PAIR:
-                self._look_at_written()
-
-    def _look_at_written(self) -> None:
-        """Warn of files that the first pair has written beside the folders of its runs, in the same
-        or in two working folders. Raises `ConfigError` where both write them at the same time."""
-        names = sorted({name for files in self._written.values() for name in files.names()})
-        if names and self._run_devices and len(self._written) == 1:
-            raise ConfigError(
-                f"--parallel: {shared(names)}: both sides write them at the same time; allowed:"
-                " files in {folder}, or no --parallel"
-            )
-        if names:
-            self._say(f"WARNING: {shared(names)}; runs may overwrite each other's files")
-
-    def say_through(self, say: Callable[[str], None]) -> None:
-        """Call `say` with what concerns the files that runs write."""
-        self._say = say

@@ -22,8 +22,7 @@ import psutil
 from tunediff.core import machine
 from tunediff.core.files import naming_file
 
-RAY_MARKS = "TUNEDIFF_RAY_"
-RAY_BEFORE = f"{RAY_MARKS}BEFORE"
+RAY_BEFORE = "TUNEDIFF_RAY_BEFORE"
 """Set where tunediff runs Ray: the variables of Ray that the user had set before, as JSON."""
 DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 """Errors of the disk; they say nothing about the configuration of the trial that hit them."""
@@ -37,9 +36,11 @@ def of_user() -> dict[str, str]:
 
     A training that uses Ray itself would join that cluster, and wait for the cores that it holds.
     """
-    before: dict[str, str] = json.loads(os.environ.get(RAY_BEFORE, "{}"))
-    prefixes = ("RAY_", RAY_MARKS) if RAY_BEFORE in os.environ else (RAY_MARKS,)
-    return {k: v for k, v in os.environ.items() if not k.startswith(prefixes)} | before
+    if RAY_BEFORE not in os.environ:
+        return dict(os.environ)
+    before: dict[str, str] = json.loads(os.environ[RAY_BEFORE])
+    others = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", RAY_BEFORE))}
+    return others | before
 
 
 _LADDERS = (

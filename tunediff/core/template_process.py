@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from tunediff.core import environment
-from tunediff.core.environment import RAY_MARKS
 
 
 class TemplateProcess(Protocol):
@@ -52,6 +51,4 @@ def environment_of_templates() -> dict[str, str]:
     """Return the environment of this process, in which this package is found."""
     package = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
-    # By their marks the processes of a killed search are found
-    marks = {name: text for name, text in os.environ.items() if name.startswith(RAY_MARKS)}
-    return {**environment.of_user(), **marks, "PYTHONPATH": paths}
+    return {**environment.of_user(), "PYTHONPATH": paths}

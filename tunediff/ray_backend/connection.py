@@ -12,7 +12,6 @@ import logging
 import os
 import secrets
 import shutil
-import subprocess
 import sys
 import time
 import warnings
@@ -29,7 +28,6 @@ from tunediff.core.progress import log_exceptions
 from tunediff.core.signals import terminable
 from tunediff.core.template import TemplateError
 from tunediff.experiment.model import is_search
-from tunediff.ray_backend import remains
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import local, resources
 from tunediff.tuning.at_once import RunDevice
@@ -122,43 +120,6 @@ def dashboard(url: str, address: str | None = None) -> str:
     return f"dashboard http://{url} (loopback; Ray's other ports: all interfaces; token: {token})"
 
 
-@contextlib.contextmanager
-def no_remains() -> Iterator[Callable[[Any], None]]:
-    """Let no process of the cluster outlive this one, also after `kill -9`; see `remains`.
-
-    Yields a function that takes Ray's context once the cluster has started.
-    """
-    mark = secrets.token_hex(16)
-    command = [sys.executable, "-I", "-S", remains.__file__, mark, str(os.getpid())]
-    watcher = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-    def write(line: str) -> None:
-        with contextlib.suppress(OSError):  # the watcher is gone: Ray's own ways must do
-            assert watcher.stdin is not None
-            watcher.stdin.write(f"{line}\n".encode())
-            watcher.stdin.flush()
-
-    def started(context: Any) -> None:
-        os.environ.pop(remains.MARK, None)  # what else this process starts may outlive Ray
-        if (folder := _session_of(context)) is not None:
-            write(os.path.realpath(folder))
-
-    os.environ[remains.MARK] = mark
-    try:
-        yield started
-    finally:
-        os.environ.pop(remains.MARK, None)
-        write(remains.ENDED)
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            watcher.communicate(timeout=remains.LIMIT_S)
-
-
-def _session_of(context: Any) -> str | None:
-    """Return the folder of logs and sockets of the cluster that `ray.init` started."""
-    folder: str | None = (getattr(context, "address_info", None) or {}).get("session_dir")
-    return folder
-
-
 def _asks_for_token() -> bool:
     return os.environ.get(_MODE, "token").lower() == "token"
 
@@ -173,15 +134,11 @@ def cluster(address: str | None) -> Iterator[Any]:
         with _connected(address) as context:
             yield context
         return
-    with (
-        random_token(),
-        no_remains() as started,
-        _connected(None) as context,
-    ):
-        started(context)
+    with random_token(), _connected(None) as context:
         yield context
     # Ray never deletes its logs and sockets, and refuses work once its disk is 95 % full
-    shutil.rmtree(_session_of(context) or "", ignore_errors=True)
+    address_info = getattr(context, "address_info", None) or {}
+    shutil.rmtree(address_info.get("session_dir") or "", ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -97,10 +97,6 @@ def serve(
     import ray
     import ray.train
 
-    from tunediff.ray_backend import remains
-
-    if (mark := os.environ.pop(remains.MARK, None)) is not None:
-        os.environ[remains.STARTED] = mark
     context = ray.train.get_context()
     with contextlib.suppress(OSError):  # on another node there may be no such folder
         os.chdir(here)
