@@ -291,7 +291,7 @@ def test_train_writes_weights_and_images_and_does_nothing_twice(config, tmp_path
     assert (tmp_path / "out" / "journal.jsonl").read_text() == journal
     for words in (["optimizer.lr=0.002"], ["--budget", "9s"]):
         assert train.main([*command, *words]) == 2
-        assert "; repeat it to resume, or" in (error := capsys.readouterr().err) or "another configuration" in error
+        assert "; repeat it to resume, or" in capsys.readouterr().err
     # Curves for TensorBoard.
     events = event_accumulator.EventAccumulator(str(tmp_path / "out" / "tensorboard"))
     events.Reload()
@@ -492,7 +492,7 @@ def test_train_refuses_a_folder_that_began_with_other_initial_weights(toy, tmp_p
     capsys.readouterr()
     for words in (["--initial", "second.safetensors"], []):
         assert toy(*words) == 2
-        assert capsys.readouterr().err.startswith("error: --initial: ")
+        assert "initial=" in capsys.readouterr().err
 
 
 @pytest.mark.nightly

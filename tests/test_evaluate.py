@@ -1,6 +1,5 @@
 """The evaluate command: what it measures, what it leaves behind, what it refuses."""
 
-import argparse
 import contextlib
 import hashlib
 import json
@@ -260,7 +259,7 @@ def test_a_diverged_model_is_a_failure_and_leaves_no_numbers(model, tmp_path, ca
 @pytest.mark.parametrize("trained", [{"sampler": "ddim", "steps": 5}, {"sampler": "ddpm", "steps": 50}])
 def test_chains_shorter_than_the_default_steps_are_sampled_with_all_of_theirs(trained):
     values = {f"evaluation.{name}": value for name, value in trained.items()} | {"process.steps": 25}
-    words = argparse.Namespace(sampler="ddim", steps=None, skip=None, eta=None)
+    words = drawing.SamplerOptions(sampler="ddim")
     config = drawing.with_sampler(cfg.override(CONFIG, values), words, {"steps": evaluate.STEPS})
     assert (config.evaluation.sampler, config.evaluation.steps) == ("ddim", 25)
 

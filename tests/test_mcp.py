@@ -131,6 +131,8 @@ def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, monkeypa
     ("tool", "arguments", "message"),
     [
         ("dry_run", {"words": ["train", "digits"]}, "words: 'train' is not allowed; allowed: search or compare"),
+        ("dry_run", {"words": ["search", "--force"]}, "words: '--force' is not allowed"),
+        ("dry_run", {"words": ["search", "--stor=x"]}, "words: '--stor=x' is not allowed"),
         ("dry_run", {"words": ["search", "bad"]}, "Error executing tool dry_run: bad: is not allowed"),
         ("status", {"name": "none"}, "name: 'none' is not allowed"),
         ("result", {"name": "../x"}, "name: '../x' is not allowed"),

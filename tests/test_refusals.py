@@ -103,7 +103,6 @@ compare digits                                        | command line: digits:
 compare digits cifar10 digits                         | command line: digits cifar10 digits:
 compare digits seed 99                                | command line: digits seed 99: needs A and B, or A and knob=value for what B changes
 compare optimizer.lr=0.1 digits                       | command line: optimizer.lr=0.1:
-compare digits optimizer.lr=0.002 -- --comment=x      | command line: --comment:
 compare nowhere.yaml digits                           | nowhere.yaml:
 compare digits digtis                                 | digtis: no such file, and no baseline of that name; did you mean digits
 compare digits ok.yaml                                | ok.yaml:
@@ -158,11 +157,11 @@ evaluate classifier.yaml --images 10000               | --images: 10000
 evaluate classifier.yaml --extractor random           | --extractor: 'random'
 sample                                                | command line: the following arguments are required: RUN
 sample gone                                           | gone:
-sample small --images 0                               | --images: 0
+sample small --images 0                               | --images: '0'
 sample small --steps 5                                | --steps:
 sample small --sampler dpm                            | --sampler: 'dpm'
-sample small --batch-size 0                           | command line: evaluation.batch_size: 0
-sample small --seed -1                                | command line: evaluation.seed: -1
+sample small --batch-size 0                           | --batch-size: '0'
+sample small --seed -1                                | --seed: '-1'
 sample small --out x.jpg                              | --out: 'x.jpg'
 sample small --out taken.png                          | --out: taken.png
 sample small --out text/x.png                         | --out: text/x.png

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 from tunediff.config import code as users
 from tunediff.config.code import WorkloadError
-from tunediff.core import machine, remote, signals, text
+from tunediff.core import machine, signals, text
 from tunediff.core.errors import (
     BAD_INPUT,
     FAILED,
@@ -32,15 +32,7 @@ from tunediff.core.errors import (
     TunediffError,
     message_of,
 )
-from tunediff.core.options import (
-    JSON_HELP,
-    STORAGE_HELP,
-    Options,
-    Section,
-    about_of,
-    choices_of,
-    flag_of,
-)
+from tunediff.core.options import Options, Section, about_of, choices_of, flag_of
 
 __all__ = ["BAD_INPUT", "FAILED", "INTERRUPTED", "NO_SUCCESS", "OK"]
 
@@ -174,15 +166,6 @@ def open_in_browser(page: Path) -> None:
 
 # ---- command line
 class _Parser(argparse.ArgumentParser):
-    def parse_intermixed_args(self, args: Sequence[str] | None = None) -> Any:  # type: ignore[override]
-        """Parse options and `words` in any order; what follows `--` is no option, which argparse
-        forgets in this case."""
-        line = list(sys.argv[1:] if args is None else args)
-        end = line.index("--") if "--" in line else len(line)
-        parsed = super().parse_intermixed_args(line[:end])
-        parsed.words += line[end + 1 :]
-        return parsed
-
     def print_help(self, file: Any = None) -> None:
         restore_stdout()
         super().print_help(file)
@@ -190,12 +173,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise `ConfigError` with one line instead of printing the usage."""
         refusal = message.removeprefix("argument ")
-        for pattern, words in (
-            (r"invalid int value: (.*)", r"\1 is not allowed; allowed: a whole number"),
-            (r"invalid float value: (.*)", r"\1 is not allowed; allowed: a number"),
-            (r"\binvalid choice: (.*) \(choose from (.*)\)", r"\1 is not allowed; allowed: \2"),
-        ):
-            refusal = re.sub(pattern, words, refusal)
         unknown = re.match(r"unrecognized arguments: (--[a-z-]+)(?=[= ]|$)", refusal)
         names = [name[2:] for name in self._option_string_actions if name.startswith("--")]
         if unknown and (near := difflib.get_close_matches(unknown[1][2:], names, n=1)):
@@ -205,18 +182,20 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(f"command line: {refusal}; all options: {self.prog} --help")
 
 
-def parser(module: str, description: str) -> argparse.ArgumentParser:
-    """Return the argument parser of a command; it raises `ConfigError` for what it refuses."""
-    return _Parser(
+def parse(
+    module: str, description: str | None, kind: type[O], argv: Sequence[str] | None,
+    exits: str = "0 ok, 1 failed, 2 bad input, 3 no successful trial, 130 interrupted",
+) -> O:  # fmt: skip
+    """Return the options of a command line, whose `words` may stand before and after the others.
+
+    `exits`: what its exit codes say. Raises `ConfigError`.
+    """
+    parser = _Parser(
         prog=text.program(module),
         description=description,
-        epilog="Exit codes: 0 ok, 1 failed, 2 bad input, 3 no successful trial, 130 interrupted.",
+        epilog=f"Exit codes: {exits}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-
-
-def parse(parser: argparse.ArgumentParser, kind: type[O], argv: Sequence[str] | None) -> O:
-    """Parse a command line into options, whose `words` may stand before and after the others."""
     add_options(parser, kind)
     values = vars(parser.parse_intermixed_args(argv))
     repeated = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
@@ -232,8 +211,9 @@ def add_options(parser: argparse.ArgumentParser, options: type[Section]) -> None
         details: dict[str, Any] = {"help": field.description.replace("%", "%%")}
         if choices or "metavar" in about:
             details["metavar"] = about.get("metavar", f"{{{','.join(choices)}}}")
-        if name == "words":
-            parser.add_argument("words", nargs="*", **details)
+        if not (flag := flag_of(name, field)).startswith("-"):
+            count = "*" if name == "words" else None if field.is_required() else "?"
+            parser.add_argument(name, nargs=count, **details)
             continue
         if field.annotation is bool:
             details["action"] = "store_false" if field.default else "store_true"
@@ -242,15 +222,5 @@ def add_options(parser: argparse.ArgumentParser, options: type[Section]) -> None
             details |= {"required": field.is_required()}
         if about.get("repeated"):
             details["action"] = "append"
-        flags = [*([about["short"]] if "short" in about else []), flag_of(name, field)]
+        flags = [*([about["short"]] if "short" in about else []), flag]
         parser.add_argument(*flags, dest=name, default=argparse.SUPPRESS, **details)
-
-
-def add_storage(parser: argparse.ArgumentParser) -> None:
-    """Add the option --storage."""
-    parser.add_argument("--storage", type=remote.local, default=text.STORAGE, help=STORAGE_HELP)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Add the option --json."""
-    parser.add_argument("--json", action="store_true", help=JSON_HELP)

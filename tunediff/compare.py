@@ -67,12 +67,11 @@ class CompareCommandOptions(PrintingOptions, CompareOptions):
 
 def arguments(argv: Sequence[str] | None) -> CompareCommandOptions:
     """Parse the command line."""
-    parser = cli.parser("compare", __doc__ or "")
-    parser.epilog = (
-        "Exit codes: 0 B is better, 10 no significant difference, 11 B is worse, 12 a run of one"
-        " failed; 1 failed, 2 bad input, 130 interrupted."
+    exits = (
+        "0 B is better, 10 no significant difference, 11 B is worse, 12 a run of one failed;"
+        " 1 failed, 2 bad input, 130 interrupted"
     )
-    return cli.parse(parser, CompareCommandOptions, argv)
+    return cli.parse("compare", __doc__, CompareCommandOptions, argv, exits)
 
 
 @cli.guarded

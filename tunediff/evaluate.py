@@ -9,7 +9,6 @@ tunediff.evaluate …`. Compare only numbers of equal images, sampler, reference
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
@@ -17,12 +16,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tunediff import cli, models
 from tunediff import config as cfg
 from tunediff.core import environment, remote, text
 from tunediff.core.files import write_numbered
+from tunediff.core.options import REQUIRED, JsonOptions, StorageOptions, option
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, check_writable
 from tunediff.data.knobs import Data
@@ -37,51 +37,53 @@ if TYPE_CHECKING:
 
 IMAGES, STEPS = 10_000, 50
 NUMBERS = "evaluation.json"
-DEFAULTS = {"images": IMAGES, "metrics": ",".join(KINDS)}
-PROTOCOL = (
-    *DEFAULTS, *drawing.SAMPLER_OPTIONS, "split", "extractor", "weights_path", "data_path",
-    "batch_size",
-)  # fmt: skip
-"""Options that a model's own evaluation does not follow."""
+
+
+class Protocol(drawing.SamplerOptions):
+    """Options that a model's own evaluation does not follow."""
+
+    images: int | None = option(None, f"images (default: {IMAGES})", metavar="N")
+    split: Literal["train", "test", "all"] | None = option(
+        None, "real images to compare with: train, test or all (default: the learned ones)"
+    )
+    metrics: str | None = option(None, f"of {','.join(KINDS)}, separated by commas (default: all)")
+    extractor: str | None = option(
+        None,
+        "inception, cifar10-resnet, classifier or random (default: as in the model's evaluations)",
+    )
+    weights_path: str | None = option(
+        None, "weights of a trained extractor (default: as for the training)", metavar="FILE"
+    )
+    data_path: str | None = option(
+        None, "where the real images lie (default: as for the training)", metavar="PATH"
+    )
+    batch_size: int | None = option(
+        None, "images at once on each process (default: as for the training)"
+    )
+
+
+class EvaluateOptions(Protocol, JsonOptions, StorageOptions):
+    """The options of the command."""
+
+    run: str = option(REQUIRED, "the model", flag="RUN", metavar="RUN")
+    out: Path | None = option(
+        None,
+        f"a new folder: the images, and {NUMBERS}; PATH.json: numbers alone (default: a new"
+        " evaluation-….json in the folder of the model)",
+    )
 
 
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate; see `--help`."""
-    args = _parser().parse_args(argv)
-    args.command = text.original_command("evaluate", argv)
-    image_files.check_output(args.out, ".json")
-    model = models.find(args.run, args.storage)
-    _evaluate(model, args) if _has_full_protocol(model.config) else _evaluate_as_trained(
-        model, args
-    )
+    options = cli.parse("evaluate", __doc__, EvaluateOptions, argv)
+    image_files.check_output(options.out, ".json")
+    model = models.find(options.run, Path(options.storage))
+    if _has_full_protocol(model.config):
+        _evaluate(model, options, text.original_command("evaluate", argv))
+    else:
+        _evaluate_as_trained(model, options)
     return cli.OK
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = cli.parser("evaluate", __doc__ or "")
-    add = parser.add_argument
-    add("run", metavar="RUN", help="the model")
-    cli.add_storage(parser)
-    add("--images", type=int, metavar="N", help=f"images (default: {IMAGES})")
-    drawing.add_sampler_options(parser, str(STEPS), "linear", "0")
-    split = "real images to compare with: train, test or all (default: the learned ones)"
-    add("--split", help=split)
-    add("--metrics", help=f"of {DEFAULTS['metrics']}, separated by commas (default: all)")
-    extractors = "inception, cifar10-resnet, classifier or random"
-    add("--extractor", help=f"{extractors} (default: as in the model's evaluations)")
-    trained = "(default: as for the training)"
-    add("--weights-path", metavar="FILE", help=f"weights of a trained extractor {trained}")
-    add("--data-path", metavar="PATH", help=f"where the real images lie {trained}")
-    add("--batch-size", type=int, help=f"images at once on each process {trained}")
-    places = f"a new folder: the images, and {NUMBERS}; PATH.json: numbers alone "
-    add(
-        "--out",
-        type=Path,
-        help=f"{places}(default: a new evaluation-….json in the folder of the model)",
-    )
-    cli.add_json(parser)
-    return parser
 
 
 def _has_full_protocol(config: Any) -> bool:
@@ -97,13 +99,12 @@ def _has_full_protocol(config: Any) -> bool:
 
 
 # ---- by the workload's own evaluation
-def _evaluate_as_trained(model: Saved, args: argparse.Namespace) -> None:
+def _evaluate_as_trained(model: Saved, options: EvaluateOptions) -> None:
     """Judge a model by its workload's evaluation, as its training did, and write the result."""
     judged_by = f"{cfg.of(model.config).title} is judged as in its training"
-    for name in PROTOCOL:
-        option, value = f"--{name.replace('_', '-')}", getattr(args, name)
-        allow(value is None, option, value, f"--out and --json: {judged_by}")
-    path = args.out or model.folder / NUMBERS
+    for name, value in options.given(Protocol).items():
+        allow(False, f"--{name.replace('_', '-')}", value, f"--out and --json: {judged_by}")
+    path = options.out or model.folder / NUMBERS
     allow(path.suffix == ".json", "--out", path, "a name that ends in .json")
     check_writable("--out", path)
 
@@ -125,43 +126,42 @@ def _evaluate_as_trained(model: Saved, args: argparse.Namespace) -> None:
             if isinstance(value, int | float)
         }
         typed = {**about, "metrics": metrics, "json": path.absolute()}
-        cli.result({**about, **values, "json": path}, args.json, typed)
+        cli.result({**about, **values, "json": path}, options.as_json, typed)
 
 
 # ---- at full protocol
-def _configured(config: Any, args: argparse.Namespace) -> Any:
+def _configured(config: Any, options: EvaluateOptions) -> Any:
     """Return the model's configuration with the options. Raises `ConfigError` naming the option."""
-    config = drawing.with_sampler(config, args, {"steps": STEPS, "skip": "linear", "eta": 0.0})
+    config = drawing.with_sampler(config, options, {"steps": STEPS, "skip": "linear", "eta": 0.0})
     # the weights that are named are another network's
-    if args.extractor not in (None, config.evaluation.extractor):
+    if options.extractor not in (None, config.evaluation.extractor):
         config = cfg.override(config, {"evaluation.weights_path": None}, check=False)
     names = ("images", "batch_size", "extractor", "weights_path")
-    config = drawing.with_evaluation(config, {name: getattr(args, name) for name in names})
-    if args.data_path is not None:
-        allow(config.data.name != "digits", "--data-path", args.data_path, "with data in files")
-        config = cfg.override(config, {"data.path": args.data_path}, where="--data-path")
+    config = drawing.with_evaluation(config, {name: getattr(options, name) for name in names})
+    if options.data_path is not None:
+        allow(config.data.name != "digits", "--data-path", options.data_path, "with data in files")
+        config = cfg.override(config, {"data.path": options.data_path}, where="--data-path")
     trained = config.evaluation.extractor in PRETRAINED
     owners = f"with --extractor {' or '.join(PRETRAINED)}"
-    allow(args.weights_path is None or trained, "--weights-path", args.weights_path, owners)
+    allow(options.weights_path is None or trained, "--weights-path", options.weights_path, owners)
     return cfg.with_absolute_paths(config)
 
 
-def _evaluate(model: Saved, args: argparse.Namespace) -> None:
+def _evaluate(model: Saved, options: EvaluateOptions, command: str) -> None:
     """Compare generated with real images, write and print the numbers."""
-    vars(args).update({name: getattr(args, name) or value for name, value in DEFAULTS.items()})
-    allow(args.split in (None, "train", "test", "all"), "--split", args.split, "train, test, all")
-    for name in (metrics := args.metrics.split(",")):
+    options.images = options.images or IMAGES
+    for name in (metrics := (options.metrics or ",".join(KINDS)).split(",")):
         allow(name in KINDS, "--metrics", name, ", ".join(KINDS))
     kinds = tuple(kind for kind in KINDS if kind in metrics)
-    config = _configured(model.config, args)
-    folder = args.out if args.out is not None and not args.out.suffix else None
+    config = _configured(model.config, options)
+    folder = options.out if options.out is not None and not options.out.suffix else None
     drawn = drawing.describe_sampler(config)["name"]
-    path = args.out or model.folder / f"evaluation-{drawn}-{args.images}.json"
+    path = options.out or model.folder / f"evaluation-{drawn}-{options.images}.json"
     path = path if folder is None else folder / NUMBERS
-    check_writable("--out", args.out or path)
+    check_writable("--out", options.out or path)
     real_data = config.data
-    if args.split not in (None, real_data.split):  # all images of another split
-        real_data = dataclasses.replace(real_data, split=args.split, max_images=None)
+    if options.split not in (None, real_data.split):  # all images of another split
+        real_data = dataclasses.replace(real_data, split=options.split, max_images=None)
 
     from tunediff.distributed import from_environment
 
@@ -171,11 +171,11 @@ def _evaluate(model: Saved, args: argparse.Namespace) -> None:
             return
     result = facts | {
         "kept": None if folder is None else str(folder.absolute()),
-        "command": args.command, "time": time.time(), "environment": environment.describe(),
+        "command": command, "time": time.time(), "environment": environment.describe(),
     }  # fmt: skip
     path = write_numbered(path, json.dumps(result, indent=1, allow_nan=False) + "\n")
     remote.push_or_warn(path)
-    if args.json:
+    if options.as_json:
         cli.print_json(result | {"json": str(path.absolute())})
         return
     print("\n".join([_table(result), *([f"note: {note}"] if note else []), f"json: {path}"]))

@@ -7,7 +7,6 @@ NAME/t0003 or an exported best.yaml.
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 import time
@@ -23,39 +22,44 @@ from tunediff.analysis.speed import repeating_budget
 from tunediff.command import trial as commands
 from tunediff.core import remote, text
 from tunediff.core.environment import hardware
+from tunediff.core.options import REQUIRED, JsonOptions, StorageOptions, option
 from tunediff.core.refusals import allow, writing
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import reading, sentences
 
 
+class ExportOptions(JsonOptions, StorageOptions):
+    """The options of the command."""
+
+    name: str = option(REQUIRED, "name of the search", flag="name")
+    trial: str | None = option(None, "export this trial (default: the best)")
+    diffusers: bool = option(False, "export a pipeline of diffusers")
+    out: Path | None = option(
+        None,
+        "YAML file (default: best.yaml in the folder of the search); a new folder with --diffusers"
+        " (default: diffusers in the folder of the model)",
+    )
+
+
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Export a trial; see `--help`."""
-    parser = cli.parser("export", __doc__ or "")
-    parser.add_argument("name", help="name of the search")
-    cli.add_storage(parser)
-    parser.add_argument("--trial", help="export this trial (default: the best)")
-    parser.add_argument("--diffusers", action="store_true", help="export a pipeline of diffusers")
-    outputs = (
-        "YAML file (default: best.yaml in the folder of the search); a new folder with --diffusers"
-        " (default: "
-    )
-    parser.add_argument("--out", type=Path, help=f"{outputs}diffusers in the folder of the model)")
-    cli.add_json(parser)
-    args = parser.parse_args(argv)
-    if args.diffusers:
-        _export_pipeline(args)
+    options = cli.parse("export", __doc__, ExportOptions, argv)
+    if options.diffusers:
+        _export_pipeline(options)
     else:
-        _export_configuration(args)
+        _export_configuration(options)
     return cli.OK
 
 
-def _export_configuration(args: argparse.Namespace) -> None:
+def _export_configuration(options: ExportOptions) -> None:
     """Write the configuration of a trial, and its weights beside it."""
-    search = analysis.read(search_space.folder_of(args.name, args.storage))
-    out = args.out or Path(text.shown(search.folder / f"{args.trial or 'best'}.yaml"))
+    search = analysis.read(search_space.folder_of(options.name, Path(options.storage)))
+    out = options.out or Path(text.shown(search.folder / f"{options.trial or 'best'}.yaml"))
     # A program that reads the JSON may run in another folder.
-    _print_written(write(search, args.trial, out.absolute() if args.json else out), args.json)
+    _print_written(
+        write(search, options.trial, out.absolute() if options.as_json else out), options.as_json
+    )
 
 
 def write(search: Results, name: str | None, out: Path) -> dict[str, str]:
@@ -87,15 +91,15 @@ def write(search: Results, name: str | None, out: Path) -> dict[str, str]:
     return written | {"train": _train(search, trial, out)}
 
 
-def _export_pipeline(args: argparse.Namespace) -> None:
-    name = args.name if args.trial is None else f"{args.name}/{args.trial}"
-    model = models.find_with_hook("write_pipeline", "--diffusers", name, args.storage)
+def _export_pipeline(options: ExportOptions) -> None:
+    name = options.name if options.trial is None else f"{options.name}/{options.trial}"
+    model = models.find_with_hook("write_pipeline", "--diffusers", name, Path(options.storage))
     write: Any = cfg.of(model.config).get_hook("write_pipeline")
-    folder = args.out or model.folder / "diffusers"
+    folder = options.out or model.folder / "diffusers"
     with writing("--out", folder):
         example = write(folder, model.config, lambda: model.network("cpu").state_dict())
     remote.push_or_warn(folder)
-    _print_written({"model": model.name, "pipeline": folder, "sample": example}, args.json)
+    _print_written({"model": model.name, "pipeline": folder, "sample": example}, options.as_json)
 
 
 def _print_written(written: dict[str, Any], as_json: bool) -> None:

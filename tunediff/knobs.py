@@ -6,7 +6,6 @@ of the digits.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import sys
@@ -18,26 +17,29 @@ from tunediff import cli
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Knob, Systems
 from tunediff.config.knobs import knobs_of, nearest
+from tunediff.core.options import JsonOptions, option
 
 UNITS = {"_per_s": "1/s", "_s": "s", "_mib": "MiB"}
 """Units by the ending of a knob's name."""
 
 
+class KnobsOptions(JsonOptions):
+    """The options of the command."""
+
+    prefix: str = option("", "a knob or a section (default: all)", flag="PREFIX", metavar="PREFIX")
+    workload: str = option(
+        "digits", "digits, cifar10, images, …, or mine.py (default: digits)", metavar="NAME"
+    )
+
+
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """List knobs; see `--help`."""
-    parser = cli.parser("knobs", __doc__ or "")
-    add = parser.add_argument
-    words = "a knob or a section (default: all)"
-    add("prefix", nargs="?", default="", metavar="PREFIX", help=words)
-    workload = "digits, cifar10, images, …, or mine.py (default: %(default)s)"
-    add("--workload", default="digits", metavar="NAME", help=workload)
-    cli.add_json(parser)
-    args: argparse.Namespace = parser.parse_args(argv)
-    baseline = cfg.baseline(args.workload, "--workload")
-    entries = describe(baseline, args.prefix)
-    if args.json:
-        cli.print_json({"workload": args.workload, "knobs": entries})
+    options = cli.parse("knobs", __doc__, KnobsOptions, argv)
+    baseline = cfg.baseline(options.workload, "--workload")
+    entries = describe(baseline, options.prefix)
+    if options.as_json:
+        cli.print_json({"workload": options.workload, "knobs": entries})
     else:
         print("\n\n".join(map(in_words, entries)))
     return cli.OK

@@ -26,6 +26,7 @@ from tunediff import __version__, cli
 from tunediff.core import lock
 from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
+from tunediff.core.options import StorageOptions, option
 from tunediff.core.refusals import allow
 from tunediff.experiment.model import is_search
 
@@ -36,6 +37,8 @@ INSTRUCTIONS = (
 )
 LOG_LINES, ANSWER_S = 8, 600.0
 """Lines of the output that `status` returns; seconds within which a command has to answer."""
+OWN_OPTIONS = ("--force", "--name", "--resume", "--storage")
+"""Options that the server gives itself, or that would pass by what a dry run has shown."""
 
 
 class Server:
@@ -65,6 +68,10 @@ class Server:
         "--outcome", "final"]."""
         command, *given = words
         allow(command in ("search", "compare"), "words", command, "search or compare, first")
+        for word in given:
+            option = word.partition("=")[0]  # argparse takes --stor as well
+            own = len(option) > 2 and any(one.startswith(option) for one in OWN_OPTIONS)
+            allow(not own, "words", word, "what a dry run shows")
         token = secrets.token_hex(8)
         planned = {**_json(command, *given, self._option, "--dry-run"), "token": token}
         self._planned[token] = [command, *given]
@@ -179,23 +186,26 @@ def serve(storage: Path) -> Any:
     return server
 
 
+class McpOptions(StorageOptions):
+    """The options of the command."""
+
+    result: Path | None = option(None, argparse.SUPPRESS)
+    """For the server itself: print what the tool `result` returns."""
+    as_json: bool = option(False, argparse.SUPPRESS, flag="--json")
+
+
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until the client closes stdin; see `--help`."""
-    parser = cli.parser("mcp", __doc__ or "")
-    cli.add_storage(parser)
-    # For the server itself: print what the tool `result` returns.
-    parser.add_argument("--result", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args(argv)
-    if args.result is None:
-        serve(args.storage).run("stdio")
+    options = cli.parse("mcp", __doc__, McpOptions, argv)
+    if options.result is None:
+        serve(Path(options.storage)).run("stdio")
         return cli.OK
     from tunediff.api.compare import PairedComparison
     from tunediff.api.search import Search
 
-    kind = Search if is_search(args.result) else PairedComparison
-    cli.print_json(kind(args.result).json())
+    kind = Search if is_search(options.result) else PairedComparison
+    cli.print_json(kind(options.result).json())
     return cli.OK
 
 

@@ -26,7 +26,7 @@ class ProfileCommandOptions(PrintingOptions, ProfileOptions):
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Profile; see `--help`."""
-    options = cli.parse(cli.parser("profile", __doc__ or ""), ProfileCommandOptions, argv)
+    options = cli.parse("profile", __doc__, ProfileCommandOptions, argv)
     command = text.original_command("profile", argv)
     result = profile_run.run(options, command, EventLines.of(options))
     if options.as_json:

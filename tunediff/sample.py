@@ -7,7 +7,6 @@ number i is the same whatever the batch size and the number of processes: alone,
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import sys
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
 from tunediff.core.files import numbered
-from tunediff.core.refusals import allow, check_writable
+from tunediff.core.options import REQUIRED, JsonOptions, StorageOptions, option
+from tunediff.core.refusals import check_writable
 from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.models import Saved
@@ -30,53 +30,51 @@ BATCH_SIZE = 64
 """Images at once on each process, where a workload has no `evaluation.batch_size`."""
 
 
+class SampleOptions(drawing.SamplerOptions, JsonOptions, StorageOptions):
+    """The options of the command."""
+
+    run: str = option(REQUIRED, "the model", flag="RUN", metavar="RUN")
+    images: int = option(64, "images (default: 64)", metavar="N", ge=1, le=1_000_000)
+    out: Path | None = option(
+        None,
+        "PATH.png: one sheet; a new folder: 0000.png … (default: a new samples-….png in the folder"
+        " of the model)",
+    )
+    seed: int | None = option(
+        None, "seed of the noise (default: that of the model's evaluations)", ge=0
+    )
+    batch_size: int | None = option(
+        None, "images at once on each process (default: likewise)", ge=1
+    )
+
+
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Sample; see `--help`."""
-    parser = cli.parser("sample", __doc__ or "")
-    add = parser.add_argument
-    add("run", metavar="RUN", help="the model")
-    cli.add_storage(parser)
-    add("--images", type=int, metavar="N", default=64, help="images (default: 64)")
-    outputs = "PATH.png: one sheet; a new folder: 0000.png … "
-    add(
-        "--out",
-        type=Path,
-        help=f"{outputs}(default: a new samples-….png in the folder of the model)",
-    )
-    add("--seed", type=int, help="seed of the noise (default: that of the model's evaluations)")
-    drawing.add_sampler_options(parser, "as in the model's evaluations", "likewise", "likewise")
-    add("--batch-size", type=int, help="images at once on each process (default: likewise)")
-    cli.add_json(parser)
-    args = parser.parse_args(argv)
-    within = 1 <= args.images <= 1_000_000
-    allow(within, "--images", args.images, "a whole number of at least 1 and at most 1000000")
-    image_files.check_output(args.out, ".png")
-    model = models.find_with_hook("sample_images", "sample", args.run, args.storage)
-    config, args.seed, args.batch_size = _configure(model.config, args)
-    check_writable("--out", args.out or model.folder / "samples.png")
-    _sample(model, config, args)
+    options = cli.parse("sample", __doc__, SampleOptions, argv)
+    image_files.check_output(options.out, ".png")
+    storage = Path(options.storage)
+    model = models.find_with_hook("sample_images", "sample", options.run, storage)
+    config, seed, batch_size = _configure(model.config, options)
+    check_writable("--out", options.out or model.folder / "samples.png")
+    _sample(model, config, seed, batch_size, options)
     return cli.OK
 
 
-def _configure(config: Any, args: argparse.Namespace) -> tuple[Any, int, int]:
+def _configure(config: Any, options: SampleOptions) -> tuple[Any, int, int]:
     """Return (the model's configuration with the options, seed of the noise, batch size).
 
     Raises `ConfigError` naming the option.
     """
-    config = drawing.with_sampler(config, args, {})
+    config = drawing.with_sampler(config, options, {})
     if isinstance(config.evaluation, Evaluation):
-        values = {"seed": args.seed, "batch_size": args.batch_size}
+        values = {"seed": options.seed, "batch_size": options.batch_size}
         config = drawing.with_evaluation(config, values)
         return config, config.evaluation.seed, config.evaluation.batch_size
-    seed = args.seed if args.seed is not None else 0
-    batch_size = args.batch_size if args.batch_size is not None else BATCH_SIZE
-    allow(seed >= 0, "--seed", seed, "a whole number of at least 0")
-    allow(batch_size >= 1, "--batch-size", batch_size, "a whole number of at least 1")
-    return config, seed, batch_size
+    return config, options.seed or 0, options.batch_size or BATCH_SIZE
 
 
-def _sample(model: Saved, config: Any, args: argparse.Namespace) -> None:
+def _sample(model: Saved, config: Any, seed: int, batch_size: int, options: SampleOptions) -> None:
     """Draw the images, write them into a folder or as one sheet, and print where they are."""
     import torch
 
@@ -85,12 +83,12 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> None:
     from tunediff.training import memory
     from tunediff.training.observer import image_grid
 
-    sampler, n, path = drawing.describe_sampler(config), args.images, args.out
-    folder = path if path is not None and not path.suffix else None
+    sampler, n, out = drawing.describe_sampler(config), options.images, options.out
+    folder = out if out is not None and not out.suffix else None
     parts: list[tuple[int, Tensor]] = []
     with from_environment() as world:
         memory.keep_freed(config.memory.keep_freed, world.device)
-        request = SampleRequest(n, args.seed, args.batch_size, world.device, world.rank, world.size)
+        request = SampleRequest(n, seed, batch_size, world.device, world.rank, world.size)
 
         def receive(start: int, images: Tensor) -> None:
             if folder is None:
@@ -102,16 +100,16 @@ def _sample(model: Saved, config: Any, args: argparse.Namespace) -> None:
         of_all = sorted(itertools.chain(*world.gather(parts)), key=lambda part: part[0])
         if not world.main:
             return
+        names = numbered(model.folder, f"samples-{model.name}-{sampler['name']}", ".png")
+        path = out or next(path for path in names if not path.exists())
         if folder is None:
-            names = numbered(model.folder, f"samples-{model.name}-{sampler['name']}", ".png")
-            path = path or next(path for path in names if not path.exists())
             images = torch.cat([images for _, images in of_all])
             image_grid(images, path, max(8, math.isqrt(n - 1) + 1))
         lines = {
-            "images": n, "sampler": drawing.format_sampler(sampler), "seed": args.seed,
+            "images": n, "sampler": drawing.format_sampler(sampler), "seed": seed,
             "seconds": seconds, "images_per_s": n / seconds, "path": path,
         }  # fmt: skip
-        cli.result(lines, args.json, lines | {"sampler": sampler, "path": path.absolute()})
+        cli.result(lines, options.as_json, lines | {"sampler": sampler, "path": path.absolute()})
 
 
 if __name__ == "__main__":

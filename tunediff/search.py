@@ -31,7 +31,7 @@ class SearchCommandOptions(PrintingOptions, SearchOptions):
 
 def arguments(argv: Sequence[str] | None) -> SearchCommandOptions:
     """Parse the command line."""
-    return cli.parse(cli.parser("search", __doc__ or ""), SearchCommandOptions, argv)
+    return cli.parse("search", __doc__, SearchCommandOptions, argv)
 
 
 @cli.guarded

@@ -27,7 +27,7 @@ class TrainCommandOptions(PrintingOptions, TrainOptions):
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Train; see `--help`."""
-    options = cli.parse(cli.parser("train", __doc__ or ""), TrainCommandOptions, argv)
+    options = cli.parse("train", __doc__, TrainCommandOptions, argv)
     request = train_run.prepare(options, sys.argv[1:] if argv is None else argv)
     stopped = train_run.run(request, EventLines.of(options))
     if os.environ.get("RANK", "0") != "0":  # rank 0 speaks

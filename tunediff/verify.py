@@ -27,9 +27,8 @@ class VerifyOptions(JsonOptions):
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Verify; see `--help`."""
-    parser = cli.parser("verify", __doc__ or "")
-    parser.epilog = "Exit codes: 0 verified, 1 something is not as the folder says, 2 bad input."
-    options = cli.parse(parser, VerifyOptions, argv)
+    exits = "0 verified, 1 something is not as the folder says, 2 bad input"
+    options = cli.parse("verify", __doc__, VerifyOptions, argv, exits)
     if not options.words:
         raise ConfigError("command line: nothing is not allowed; allowed: one or more folders")
     folders = [proof.verify(Path(word)) for word in options.words]

@@ -202,11 +202,9 @@ def test_a_result_is_a_finite_number_of_any_library(study):
     with study() as one:
         trial = one.ask()
         trial.report(0.4)
-        with pytest.raises(
-            tunediff.TunediffError, match="value: nan is not allowed; allowed: with status='ok' a finite"
-        ):
+        with pytest.raises(tunediff.TunediffError, match="value: nan is not allowed; allowed: a finite number"):
             one.tell(trial, float("nan"), status="ok")
-        with pytest.raises(tunediff.TunediffError, match="value: '0.5' is not allowed; allowed: a number"):
+        with pytest.raises(tunediff.TunediffError, match="value: '0.5' is not allowed; allowed: a finite number"):
             one.tell(trial, "0.5")
         one.tell(trial, np.float32(0.5), loss=np.int64(3))
         assert one.search.trials()["error"].tolist() == [0.5]

@@ -158,7 +158,7 @@ def test_keywords_are_those_of_the_options():
     assert {"trials", "budget", "check", "progress"} < set(names)
     assert not {"resume", "dry_run", "json"} & set(names)
     assert "trials: trials in all, the baseline included" in tunediff.run_search.__doc__
-    with pytest.raises(TypeError, match="trails"):
+    with pytest.raises(tunediff.ConfigError, match="trails: no such option"):
         tunediff.run_search("digits", trails=3)
 
 

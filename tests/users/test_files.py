@@ -138,7 +138,7 @@ def test_train_takes_the_mended_file_after_a_first_try_that_failed(mine, in_this
     assert train.main(words) == 0
     mine.write_text(PLAIN + "\n# changed\n")
     assert train.main(words) == 2
-    assert "holds a training of another configuration" in capsys.readouterr().err
+    assert "holds another training" in capsys.readouterr().err
     mine.write_text(PLAIN)
     assert train.main([*words, "loader.batch_size=4"]) == 2
     assert "loader.batch_size=4" in capsys.readouterr().err

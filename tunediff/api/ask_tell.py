@@ -166,13 +166,11 @@ class AskTellStudy:
         """
         with self._checked(trial):
             value = plain(value)
-            allow(value is None or isinstance(value, int | float), "value", value, "a number")
-            finite = value is None or math.isfinite(value)
-            allow(finite or status != Status.OK, "value", value, "with status='ok' a finite number")
-            status = status or (Status.OK if finite else Status.NAN)
+            diverged = isinstance(value, float) and not math.isfinite(value)
+            status = status or (Status.NAN if diverged else Status.OK)
             allowed = [name for name in Status if name not in (Status.SKIPPED, Status.UNFINISHED)]
             allow(status in allowed, "status", status, ", ".join(allowed))
-            if value is not None and finite:
+            if value is not None and (status == Status.OK or not diverged):
                 # The same once more, after an error, is no further evaluation.
                 told = {self._value_name: value, **measured}
                 told |= {"train_s": time_s} if time_s is not None else {}
@@ -327,10 +325,10 @@ def open_study(
             storage=place, trials=trials, budget=budget, unit=unit, total=total,
             confirm=None if exists else 0, seed=seed, warm_start=warm_start, target=target,
         )  # fmt: skip
-        request = search_setup.requested(options)
+        request = search_setup.requested(options, engine=False)
         space = request.space
         if request.content is not None:
-            space = experiment.create(request.folder, *search_setup.workload_knobs(request))
+            space = experiment.create(request.folder, space, request.content)
         elif journals.sessions(request.folder) and not search_setup.is_asked(request.folder):
             again = text.command("search", "--resume", request.folder.name, storage=place)
             raise ConfigError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import json
 import os
@@ -13,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from tunediff.config import ConfigError
 from tunediff.config.code import system_message
@@ -26,7 +25,7 @@ from tunediff.core.signals import terminable
 Knobs = str | Mapping[str, Any]
 """Knobs that are set: `knob=value` as on a command line, or values by dotted name."""
 C = TypeVar("C", bound=Callable[..., Any])
-OF_COMMANDS = ("words", "config", "resume", "dry_run")
+OF_COMMANDS = ("words", "config", "resume", "dry_run", "every")
 """Options that are no keywords: arguments of their own, or methods."""
 _SET_BY_MACHINE = (machine.PART, machine.VISIBLE, "OMP_NUM_THREADS")
 
@@ -34,7 +33,7 @@ _SET_BY_MACHINE = (machine.PART, machine.VISIBLE, "OMP_NUM_THREADS")
 def keywords(options: type[Options]) -> Callable[[C], C]:
     """Make the fields of the model `options` the keywords of a function of `**options`.
 
-    Its signature and its documentation list them.
+    Its signature and its documentation list them; the model refuses others.
     """
     fields = {
         name: field
@@ -47,17 +46,10 @@ def keywords(options: type[Options]) -> Callable[[C], C]:
         for name, field in fields.items():
             about: dict[str, Any] = {"default": field.default, "annotation": field.annotation}
             parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, **about))
-        signature = inspect.Signature(parameters)
-
-        @functools.wraps(call)
-        def checked(*args: Any, **given: Any) -> Any:
-            signature.bind(*args, **given)  # raises TypeError for a keyword that does not exist
-            return call(*args, **given)
-
         lines = [f"    {name}: {field.description}" for name, field in fields.items()]
-        checked.__doc__ = "\n".join([inspect.cleandoc(call.__doc__ or ""), "", "Keywords:", *lines])
-        checked.__signature__ = signature  # type: ignore[attr-defined]
-        return cast("C", checked)
+        call.__doc__ = "\n".join([inspect.cleandoc(call.__doc__ or ""), "", "Keywords:", *lines])
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return call
 
     return decorate
 

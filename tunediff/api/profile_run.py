@@ -29,22 +29,17 @@ from tunediff.profiling import tables
 from tunediff.tuning import foreground
 
 
-class ProfileKeywords(StorageOptions):
-    """Options of the command `profile` that are keywords of `tunediff.run_profile`."""
+class ProfileOptions(StorageOptions):
+    """What is asked of a profile."""
 
+    config: Path = option(REQUIRED, "configuration file, or digits, cifar10, mine.py")
+    words: tuple[str, ...] = words_option("changes to the configuration", "knob=value")
     out: str | Path | None = option(
         None, "new folder for the results (default: profile-CONFIG in the folder of all searches)"
     )
     steps: int | None = option(
         None, "steps to measure, after a warm-up (default: what 5 seconds take, 3 to 200)", ge=3
     )
-
-
-class ProfileOptions(ProfileKeywords):
-    """What is asked of a profile."""
-
-    config: Path = option(REQUIRED, "configuration file, or digits, cifar10, mine.py")
-    words: tuple[str, ...] = words_option("changes to the configuration", "knob=value")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -49,8 +49,6 @@ class SearchRequest:
     space: SearchSpace
     content: Lines | None = None
     """Its search file; None: the search exists and is resumed."""
-    inferred: bool = False
-    """Whether the space was inferred from a workload's file."""
 
 
 def prepare(options: SearchOptions) -> SearchRequest:
@@ -80,40 +78,15 @@ def prepare(options: SearchOptions) -> SearchRequest:
     return request
 
 
-def requested(options: SearchOptions) -> SearchRequest:
-    """Return the new search of the options, or the earlier one. Raises `ConfigError`."""
-    return _resumed(options) if options.resume is not None else _new(options)
+def requested(options: SearchOptions, engine: bool = True) -> SearchRequest:
+    """Return the new search of the options, or the earlier one. `engine`: whether its trials are
+    trained by it, which has knobs as well. Raises `ConfigError`."""
+    return _resumed(options) if options.resume is not None else _new(options, engine)
 
 
 def is_asked(folder: Path) -> bool:
     """Return whether the search belongs to `tunediff.open_study`, whose caller runs trials."""
     return any(session.command.startswith(sessions.ASKED) for session in journals.sessions(folder))
-
-
-def workload_knobs(request: SearchRequest) -> tuple[SearchSpace, Lines]:
-    """Return space and file of a new search without inferred knobs of the engine.
-
-    Raises `ConfigError` where no knob is left.
-    """
-    space, content = request.space, request.content
-    assert content is not None
-    if not request.inferred:
-        return space, content
-    named = {field.name for field in dataclasses.fields(space.schema.knobs_type)}
-    named |= {name.partition(".")[0] for name in getattr(space.workload.declared, "SEARCH", {})}
-    names = {dimension.name for dimension in space.dimensions}
-    if (engine := {name for name in names if name.partition(".")[0] not in named}) == names:
-        raise ConfigError(
-            f"{space.source}: no knob has a Range or a Choice: there is nothing to search"
-        )
-    dimensions = tuple(dimension for dimension in space.dimensions if dimension.name not in engine)
-    search = {name: spec for name, spec in content["search"].items() if name not in engine}
-    candidates = tuple(
-        {name: value for name, value in point.items() if name not in engine}
-        for point in space.candidates
-    )
-    space = dataclasses.replace(space, dimensions=dimensions, candidates=candidates)
-    return space, {**content, "search": search}
 
 
 def measure(
@@ -267,7 +240,7 @@ def _confirming(finalists: int, earlier: Any) -> dict[str, Any] | None:
     return {**(earlier or {}), "of": finalists} if finalists else None
 
 
-def _new(options: SearchOptions) -> SearchRequest:
+def _new(options: SearchOptions, engine: bool) -> SearchRequest:
     """Return folder, space and search file of a new search. Raises `ConfigError`."""
     storage = Path(options.storage).resolve()  # Ray's processes may run elsewhere
     if options.name is not None:
@@ -279,8 +252,7 @@ def _new(options: SearchOptions) -> SearchRequest:
     if len(files) > 1:
         raise ConfigError(f"command line: one search file at most, found {', '.join(files)}")
     path = search_space.find(files[0] if files else None)
-    content, inferred = _content(path, settings, options.address)
-    content = _with_options(content, options)
+    content = _with_options(_content(path, settings, options.address, engine), options)
     content = _without_shipped_total(content, options, path)
     narrowed = search_space.narrow(content, str(path), path.parent, settings)
     for notice in narrowed.notices:
@@ -299,11 +271,11 @@ def _new(options: SearchOptions) -> SearchRequest:
         log.info("the best %d configurations of %s are tried first", len(points), name)
     if options.seed is not None:
         space = dataclasses.replace(space, seed=options.seed)
-    return SearchRequest(storage / (options.name or _name(path)), space, content, inferred)
+    return SearchRequest(storage / (options.name or _name(path)), space, content)
 
 
-def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[Lines, bool]:
-    """Return a search file's content, completed for a workload, and whether it was."""
+def _content(path: Path, settings: Sequence[str], address: str | None, engine: bool) -> Lines:
+    """Return a search file's content, completed for a workload."""
     machine, sizes = resources.local(), tuple[int, ...]()
     # The machine of the search may train nothing: on a cluster every knob is searched that may
     # help.
@@ -311,9 +283,9 @@ def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[
     if address is None:
         cores, gpu, sizes = machine.cores, machine.gpus > 0, resources.world_sizes_of(machine)
     read = search_space.read(path, sizes, machine.gpus > 0)
-    content = search_space.completed(read, path, settings, cores, gpu, emulated)
-    if content is read:
-        return content, False
+    content = search_space.completed(read, path, settings, cores, gpu, emulated, engine)
+    if content is read or not engine:
+        return content
     if not gpu and "bf16" in emulated and "precision.amp" not in content["search"]:
         log.info("precision.amp=bf16 is not searched: this CPU only emulates it")
     if address is not None:
@@ -322,14 +294,7 @@ def _content(path: Path, settings: Sequence[str], address: str | None) -> tuple[
             path.name,
             NODE_CORES,
         )
-    # Knobs of a user's file that are set on the command line are not searched.
-    complete = search_space.completed(read, path, [], cores, gpu, emulated)
-    fixed = complete["search"].keys() - content["search"].keys()
-    for name, _, value in (setting.partition("=") for setting in settings):
-        if name in fixed:
-            consequence = f"what {path.name} says of it is not searched"
-            log.info("%s is fixed at %s by the command line; %s", name, value, consequence)
-    return content, True
+    return content
 
 
 def _with_options(content: Lines, options: SearchOptions) -> Lines:

@@ -113,11 +113,7 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
 
 def _weights(path: Path, config: Systems) -> Any:
     """Return the weights to start from. Raises `ConfigError`."""
-    workload = cfg.of(config)
-    try:
-        tensors = weights.read(path)
-        if (network := workload.get_hook("network")) is not None:
-            weights.check_fit(tensors, network(config.knobs), str(path))
-    except ConfigError as error:
-        raise ConfigError(f"--initial: {error}") from None
+    tensors = weights.read(path)
+    if (network := cfg.of(config).get_hook("network")) is not None:
+        weights.check_fit(tensors, network(config.knobs), str(path))
     return tensors

@@ -40,9 +40,15 @@ log = logging.getLogger(__name__)
 INITIAL = "weights in a .safetensors file"
 
 
-class TrainKeywords(StorageOptions):
-    """Options of the command `train` that are keywords of `tunediff.run_training`."""
+class TrainOptions(StorageOptions):
+    """What is asked of a training."""
 
+    config: Path = option(
+        REQUIRED,
+        "configuration file, such as an exported best.yaml; or digits, cifar10 or mine.py for a"
+        " workload's baseline",
+    )
+    words: tuple[str, ...] = words_option("changes to the configuration", "knob=value")
     budget: Seconds | None = option(None, "training seconds, e.g. 90s, 10m, 8h", metavar="SECONDS")
     unit: UnitName | None = option(None, UNIT_HELP)
     samples: int | None = option(
@@ -56,17 +62,6 @@ class TrainKeywords(StorageOptions):
     out: str | Path | None = option(None, "folder of the run, anywhere, instead of a name")
     track: Service | None = option(None, TRACK_HELP)
     initial: str | Path | None = option(None, "weights to start from: a .safetensors file")
-
-
-class TrainOptions(TrainKeywords):
-    """What is asked of a training."""
-
-    config: Path = option(
-        REQUIRED,
-        "configuration file, such as an exported best.yaml; or digits, cifar10 or mine.py for a"
-        " workload's baseline",
-    )
-    words: tuple[str, ...] = words_option("changes to the configuration", "knob=value")
     every: Seconds | None = option(
         None,
         "without a budget: training seconds from one evaluation to the next (default: 10m)",
@@ -209,7 +204,7 @@ def _held(request: TrainRequest) -> record.TrialRecord | None:
     """Return the training that the folder holds; one that has kept nothing goes, with its copy of
     the workload, which may have been mended. Raises `ConfigError` for another training."""
     config, folder = request.config, request.folder
-    trial, where = record.read_trial(folder), text.shown(folder)
+    trial = record.read_trial(folder)
     if trial is None:
         return None
     if not trial.points and not (folder / record.CHECKPOINT).exists():
@@ -217,20 +212,17 @@ def _held(request: TrainRequest) -> record.TrialRecord | None:
         (folder / record.JOURNAL).unlink()
         return None
     differs = cfg.differences(config, cfg.configuration_of(trial))
+    edited = not differs and trial.fingerprint != cfg.fingerprint(config)
     # What is learned does not depend on how workers share it
-    learned = {name for name in differs if not name.startswith("parallel.")}
-    if learned or (not differs and trial.fingerprint != cfg.fingerprint(config)):
-        changed = text.knobs(differs) if differs else f"{cfg.of(config).title} has changed"
-        raise ConfigError(
-            f"--out: {where} holds a training of another configuration (asked: {changed}); choose"
-            " another --name or --out"
-        )
+    asked = {name: value for name, value in differs.items() if not name.startswith("parallel.")}
     held = {"seconds": trial.budget_s, **trial.drawn}
-    if held != (now := {"seconds": request.budget.seconds, **request.identity()}):
-        given = "--initial" if held["initial"] != now["initial"] else "--budget"
+    now = {"seconds": request.budget.seconds, **request.identity()}
+    asked |= {name: value for name, value in now.items() if held.get(name) != value}
+    if asked or edited:
+        changed = text.knobs(asked) or f"{cfg.of(config).title} has changed"
         raise ConfigError(
-            f"{given}: {where} holds a training with {text.knobs(held)}; asked: {text.knobs(now)};"
-            " repeat it to resume, or choose another --out"
+            f"--out: {text.shown(folder)} holds another training (asked: {changed}); repeat it to"
+            " resume, or choose another --name or --out"
         )
     return trial
 

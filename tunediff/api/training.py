@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from tunediff.api.calls import (
     words,
 )
 from tunediff.api.display import lines_of
-from tunediff.api.profile_run import ProfileKeywords, ProfileOptions, ProfileResult
-from tunediff.api.train_run import TrainKeywords, TrainOptions
+from tunediff.api.profile_run import ProfileOptions, ProfileResult
+from tunediff.api.train_run import TrainOptions
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
@@ -65,11 +66,11 @@ class Training:
         return f"Training({str(self.folder)!r})"
 
 
-class TrainCall(ProgressKeywords, TrainKeywords):
+class TrainCall(ProgressKeywords, TrainOptions):
     """The keywords of `run_training`."""
 
 
-class ProfileCall(ProgressKeywords, ProfileKeywords):
+class ProfileCall(ProgressKeywords, ProfileOptions):
     """The keywords of `run_profile`."""
 
 
@@ -89,16 +90,12 @@ def run_training(config: Any, *knobs: Knobs, **options: Any) -> Training:
         KeyboardInterrupt: It was interrupted; the same call goes on from its checkpoint.
     """
     with called():
-        call = TrainCall(**options)
+        call = TrainCall(**options | _named(config, knobs, options))
         if call.budget is None and call.samples is None:
             raise ConfigError(
                 "run_training: needs budget or samples; only the command trains without an end"
             )
-        path = Path(notebook.named(config, folder(call.storage)))
-        asked = call.part(
-            TrainOptions, config=path, words=words(knobs), storage=folder(call.storage)
-        )
-        request = train_run.prepare(asked)
+        request = train_run.prepare(call)
         if stopped := train_run.run(request, lines_of(call.progress)):
             raise KeyboardInterrupt(stopped)
     return Training(request.folder)
@@ -116,13 +113,16 @@ def run_profile(config: Any, *knobs: Knobs, **options: Any) -> ProfileResult:
         TunediffError: Something is not allowed, or memory does not suffice.
     """
     with called():
-        call = ProfileCall(**options)
-        out = Path(call.out).expanduser().absolute() if call.out is not None else None
-        path = Path(notebook.named(config, folder(call.storage)))
-        asked = call.part(
-            ProfileOptions, config=path, words=words(knobs), out=out, storage=folder(call.storage)
-        )
-        return profile_run.run(asked, "tunediff.run_profile", lines_of(call.progress))
+        call = ProfileCall(**options | _named(config, knobs, options))
+        call.out = call.out and Path(call.out).expanduser().absolute()
+        return profile_run.run(call, "tunediff.run_profile", lines_of(call.progress))
+
+
+def _named(config: Any, knobs: Sequence[Knobs], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a command line names, of a call."""
+    storage = folder(options.get("storage") or text.STORAGE)
+    path = Path(notebook.named(config, storage))
+    return {"config": path, "words": words(tuple(knobs)), "storage": storage}
 
 
 def load_model(name: str | Path, storage: str | Path = text.STORAGE) -> Saved:

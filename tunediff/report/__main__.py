@@ -12,29 +12,31 @@ from pathlib import Path
 
 from tunediff import cli, search_space
 from tunediff.core import remote
+from tunediff.core.options import REQUIRED, JsonOptions, StorageOptions, option
 from tunediff.core.refusals import writing
 from tunediff.report import context, page
+
+
+class ReportOptions(JsonOptions, StorageOptions):
+    """The options of the command."""
+
+    name: str = option(REQUIRED, "name of the search", flag="name")
+    out: Path | None = option(None, "folder to write into (default: that of the search)")
+    open: bool = option(False, "open it in a browser")
 
 
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a report; see `--help`."""
-    parser = cli.parser("report", __doc__ or "")
-    parser.add_argument("name", help="name of the search")
-    cli.add_storage(parser)
-    parser.add_argument(
-        "--out", type=Path, help="folder to write into (default: that of the search)"
-    )
-    parser.add_argument("--open", action="store_true", help="open it in a browser")
-    cli.add_json(parser)
-    args = parser.parse_args(argv)
-    folder = search_space.folder_of(args.name, args.storage)
-    about, out = context.read(folder, args.name, args.storage), args.out or folder
+    options = cli.parse("report", __doc__, ReportOptions, argv)
+    name, storage = options.name, Path(options.storage)
+    folder = search_space.folder_of(name, storage)
+    about, out = context.read(folder, name, storage), options.out or folder
     with writing("--out", out):
         written = page.write_search(about, out)
     remote.push_or_warn(out)
-    cli.result({"report": written}, args.json)
-    if args.open:
+    cli.result({"report": written}, options.as_json)
+    if options.open:
         cli.open_in_browser(written)
     return cli.OK
 

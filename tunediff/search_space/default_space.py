@@ -18,13 +18,15 @@ def infer_search_space(
     gpu: bool,
     leave: Collection[str] = (),
     emulated: Collection[str] = (),
+    engine: bool = True,
 ) -> Lines:
     """Return the section `search:` for a baseline.
 
     It contains every knob that declares a `Range` or `Choice`, then the workload's `SEARCH`
     (written as in a search file), then the system knobs that can make a training faster on this
-    machine. `cores`, `gpu`: the hardware of a training process; `leave`: knobs that the user has
-    set, which are not searched; `emulated`: values of `precision.amp` that would be slower here.
+    machine. `cores`, `gpu`: the hardware of a training process; `leave`: knobs that the user's file
+    sets, which are not searched; `emulated`: values of `precision.amp` that would be slower here;
+    `engine`: false where the engine trains nothing, and has no knobs.
     Raises `ConfigError` for a `SEARCH` that is no dictionary.
     """
     # Knobs of the workload, and of a union's member that the baseline has or the search draws
@@ -43,7 +45,7 @@ def infer_search_space(
         f"{workload.title}: SEARCH is {search!r}; it needs a dictionary",
     )
     searched |= spread(search, f"{workload.title}: SEARCH")
-    system = _of_system(baseline, cores, gpu, emulated)
+    system = _of_system(baseline, cores, gpu, emulated) if engine else {}
     searched |= {name: space for name, space in system.items() if name not in searched}
     return {name: space for name, space in searched.items() if name not in leave}
 
@@ -86,10 +88,11 @@ def completed(
     cores: int,
     gpu: bool,
     emulated: Collection[str] = (),
+    engine: bool = True,
 ) -> Lines:
     """Return a search file's content, with an inferred `search:` if it names only a workload.
 
-    Raises `ConfigError`.
+    `words`: `knob=value` that change its baseline. Raises `ConfigError`.
     """
     workload = content.get("workload")
     file = isinstance(workload, str) and cfg.is_users(workload.partition(":")[0])
@@ -98,12 +101,10 @@ def completed(
     baseline = cfg.baseline(str(workload), str(path), path.parent)
     fixed = cfg.flatten(content.get("fixed") or {}, f"{path}: fixed")
     baseline = cfg.override(baseline, fixed, f"{path}: fixed", check=False)
-    fixed |= cfg.parse_overrides(words, baseline.schema)
+    baseline = cfg.override(baseline, cfg.parse_overrides(words, baseline.schema), "command line")
     return {
         **content,
-        "search": infer_search_space(
-            cfg.override(baseline, fixed, "command line"), cores, gpu, fixed, emulated
-        ),
+        "search": infer_search_space(baseline, cores, gpu, fixed, emulated, engine),
     }
 
 

@@ -8,7 +8,6 @@ know whose model they are given.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import config as cfg
 from tunediff.config.code import WorkloadError
 from tunediff.core import text
+from tunediff.core.options import Options, option
 from tunediff.core.progress import EventLines, Progress
 from tunediff.core.refusals import allow
 from tunediff.evaluation import image_files
@@ -29,34 +29,43 @@ if TYPE_CHECKING:
     from tunediff.distributed import World
     from tunediff.evaluation.generation import SampleRequest
 
-SAMPLER_OPTIONS = ("sampler", "steps", "skip", "eta")
 DEFAULT_SAMPLER = "ddpm"
 """Of the commands, whatever the model's evaluations use: all steps of the process."""
 
 
 # ---- the sampler
-def add_sampler_options(parser: argparse.ArgumentParser, steps: str, skip: str, eta: str) -> None:
-    """Add `SAMPLER_OPTIONS`; the words say what is taken where an option is not given."""
-    add, names = parser.add_argument, ", ".join(SAMPLERS)
-    add("--sampler", help=f"{names} (default: {DEFAULT_SAMPLER}, all steps of the process)")
-    add("--steps", type=int, help=f"steps of {_samplers_with('steps')} (default: {steps})")
-    add("--skip", help=f"spacing of the DDIM steps: linear or quadratic (default: {skip})")
-    add("--eta", type=float, help=f"noise of DDIM, 0 to 1 (default: {eta})")
-
-
 def _samplers_with(option: str) -> str:
     return " or ".join(sampler for sampler, (_, follows) in SAMPLERS.items() if option in follows)
 
 
-def with_sampler(config: Any, args: argparse.Namespace, defaults: Mapping[str, Any]) -> Any:
+class SamplerOptions(Options):
+    """How a command draws."""
+
+    sampler: str | None = option(
+        None,
+        f"{', '.join(SAMPLERS)} (default: {DEFAULT_SAMPLER}, all steps of the process)",
+    )
+    steps: int | None = option(
+        None,
+        f"steps of {_samplers_with('steps')} (default: sample as in the model's evaluations,"
+        " evaluate 50)",
+    )
+    skip: str | None = option(
+        None,
+        "spacing of the DDIM steps: linear or quadratic (default: sample likewise, evaluate linear)",
+    )
+    eta: float | None = option(None, "noise of DDIM, 0 to 1 (default: sample likewise, evaluate 0)")
+
+
+def with_sampler(config: Any, options: SamplerOptions, defaults: Mapping[str, Any]) -> Any:
     """Return a model's configuration with the sampler that the options name, and `defaults` for
     those that they leave open. Raises `ConfigError`, also for any of a workload without samplers.
     """
-    has_sampler, sampler = _has_sampler(config), args.sampler or DEFAULT_SAMPLER
+    has_sampler, sampler = _has_sampler(config), options.sampler or DEFAULT_SAMPLER
     allow(sampler in SAMPLERS, "--sampler", sampler, ", ".join(SAMPLERS))
     follows = SAMPLERS[sampler][1]
-    for name in SAMPLER_OPTIONS:
-        value, fits = getattr(args, name), has_sampler and name in ("sampler", *follows)
+    for name in SamplerOptions.model_fields:
+        value, fits = getattr(options, name), has_sampler and name in ("sampler", *follows)
         allowed = f"with --sampler {_samplers_with(name)}; none for {cfg.of(config).title}"
         allow(value is None or fits, f"--{name}", value, allowed)
     if not has_sampler:
@@ -64,7 +73,7 @@ def with_sampler(config: Any, args: argparse.Namespace, defaults: Mapping[str, A
     values = {name: defaults.get(name, getattr(config.evaluation, name)) for name in follows}
     if "steps" in values:
         values["steps"] = min(values["steps"], config.process.steps)
-    given = {name: value for name in follows if (value := getattr(args, name)) is not None}
+    given = {name: value for name in follows if (value := getattr(options, name)) is not None}
     return with_evaluation(config, {"sampler": sampler, **values, **given})
 
 
