@@ -183,6 +183,16 @@ def test_without_a_baseline_nothing_is_compared(tmp_path):
     files.write_search(empty)
 
 
+def test_a_baseline_that_fails_on_a_seed_ends_no_search(tmp_path):
+    """The others are compared on its other seeds; without any the result says why there is no comparison."""
+    finished(tmp_path / "night", failed=(6,))
+    said = reading.of_folder(tmp_path / "night")
+    assert (said.best, said.verdict, said.failure) == ("timesteps.name=speed", Verdict.BETTER, None)
+    assert said.summary[0].startswith("timesteps.name=speed is better than the baseline")
+    finished(tmp_path / "none", failed=(0, 6, 12))
+    assert "the baseline has no result" in reading.of_folder(tmp_path / "none").summary[0]
+
+
 def test_runs_are_measured_by_the_baseline_with_the_same_seed(found):
     last = found.trials[-2]  # speed with the third seed, 1.2 times as high as the first
     assert (last.config["seed"], found.baseline_of(last).name, found.baseline.name) == (2, "t0012", "t0000")

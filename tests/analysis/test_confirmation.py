@@ -305,6 +305,21 @@ def test_a_finalist_that_fails_in_the_last_round_takes_no_verdict_from_the_other
     assert not confirming.pending(found.folder, found.space)
 
 
+@pytest.mark.parametrize(
+    ("level", "failed", "said"),
+    [(3.0, "t0004", "64 is not shown to be better"), (3.0, "t0005", "64 is worse than the baseline")],
+)
+def test_the_headline_has_the_verdict_of_the_finalist_that_it_names(tmp_path, level, failed, said):
+    """One finalist fails on a seed, and the other is worse: what led the search is in the sentence."""
+    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
+    folder, wanted = confirming.prepare(found)
+    write_trials(folder, wanted, lambda size, seed: {128: 2.0}.get(size, level) * noise(size, seed, 0.01))
+    fail(folder, failed)
+    first, *more = reading.of_folder(found.folder).summary
+    assert said in first
+    assert ("failed on 1 of 4 seeds" in " ".join(more)) == (failed == "t0004")
+
+
 def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
     told = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.5}.get(size, 2.0) * noise(size, seed))

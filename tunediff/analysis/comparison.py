@@ -173,7 +173,7 @@ class Comparison:
             one.fails if rules.corrected else self.failure_of(one) is not None
             for one in self.candidates
         ]
-        if rules.corrected or not self.has_failed:
+        if not self.has_failed:
             values[is_out] = np.nan
         if rules.corrected:
             sessions = journals.sessions(self.results.folder)
@@ -252,7 +252,12 @@ class Comparison:
 
     @property
     def has_failed(self) -> bool:
-        """Return whether nothing is left to compare: the baseline has failed, or all others."""
+        """Return whether nothing is left to compare: the baseline has failed, or all others.
+
+        Where there is one test of all runs, what failed ends nothing: the others are compared.
+        """
+        if self.rules.corrected:
+            return False
         has_baseline = self.baseline is None or self.failure_of(self.baseline) is None
         return self.challengers_failed or not has_baseline
 

@@ -122,17 +122,21 @@ def table(result: Result) -> list[list[str]]:
 def headline(result: Result) -> str:
     """Return what has been shown, with its interval, in a sentence."""
     by, best, base = result.counts, result.counts.leader, result.counts.baseline
-    if (failed := by.failure) is not None:
-        owner = f"{failed.candidate} on seed {failed.seed}"
-        why = f"{by.target} was not reached" if failed.missed_target else failed.reason
-        return f"{owner} failed: {failed.status}: {why}."
+    if (failed := by.failure) is not None and by.verdict == Verdict.FAILED:
+        why = f"{failed.status}: {failed.reason}"
+        why = f"{by.target} was not reached" if failed.missed_target else why
+        return f"{failed.candidate} on seed {failed.seed} failed: {why}."
     if by.verdict is None:
         return _one_run_each(by)
-    if best is None or base is None or not base.values:
+    has_base = base is not None and bool(base.values)
+    if best is None or not (has_base or best.values):
         return "No finalist has run to its end." if result.confirmations else _no_result(by)
     who, other = best.name, "the baseline"
+    if by.sides is None and not has_base:
+        reached = f"{by.metric} {value_of(best)}"
+        return f"{who} is ahead: {reached}; the baseline has no result to compare it with."
     if by.sides is not None:
-        who, other = f"B ({best.name})", f"A ({base.name})"
+        who, other = f"B ({best.name})", f"A ({by.candidates[0].name})"
     kinds = {"comparison": ("pair of runs", "pairs of runs"), "confirmation": ("new seed", "")}
     many = pluralize(by.rule.rounds if by.rule else 0, *kinds.get(by.kind, ("seed", "")))
     if best is base:
@@ -154,8 +158,11 @@ def headline(result: Result) -> str:
         Verdict.TOO_FEW: f"{many} so far: too few for a test.",
         Verdict.ONE_RUN: f"{who} against {other} is one run, repeated: the noise of a training is"
         f" not known. {shown}. A command that takes {{seed}} can be judged.",
+        Verdict.FAILS: f"{who} is not shown to be better than {other}: {by.metric} {value_of(best)}.",
     }
-    said = sentences.get(by.verdict, f"{who} is {by.verdict} than {other} {noise}: {shown}.")
+    # Where no candidate is better, each has a verdict of its own, and this sentence is of one
+    found = by.verdict if by.verdict == Verdict.OPEN else best.verdict or by.verdict
+    said = sentences.get(found, f"{who} is {found} than {other} {noise}: {shown}.")
     stays = by.kind == "confirmation" and by.verdict in (Verdict.NO_DIFFERENCE, Verdict.WORSE)
     return f"No finalist is better: the baseline stays. {said}" if stays else said
 
@@ -192,7 +199,7 @@ def _one_run_each(result: Result) -> str:
         reached = f"it met {result.target} after {number(best.value)} {unit.seconds}{runs}"
     if note := failure_note(best.failures, len(best.values)):
         reached += f", {note}"
-    others = sum(search.statuses.values()) - best.runs
+    others = search.statuses.get(Status.OK, 0) - len(best.values)
     if not best.configuration:
         rest = (
             f"none of {others:,} other trials beats it" if others else "nothing else has a result"
@@ -261,13 +268,16 @@ def _of_test(result: Result) -> list[str]:
             f" {' to '.join(ends)}{rough}{why}."
         )
     if best is not None and best.value_when_chosen is not None:
-        now = f"{text.with_sd(best.values)} on new seeds"
+        note = failure_note(best.failures, len(best.values))
+        now = ", ".join(filter(None, [f"{text.with_sd(best.values)} on new seeds", note]))
         said.append(
             f"The {result.metric} of {best.name} was {number(best.value_when_chosen)}"
             f" when it was chosen, and is {now}."
         )
     leader = next((one for one in result.candidates if one.configuration), None)
-    if result.kind == "confirmation" and best is not None and leader not in (None, best):
+    if result.kind == "confirmation" and best is not None and leader is not best and (
+        best.verdict == Verdict.BETTER
+    ):  # fmt: skip
         said.append(
             f"{best.name} was selected on these new seeds: its interval accounts for"
             " that, its mean is"
