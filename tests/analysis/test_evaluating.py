@@ -1,6 +1,7 @@
 """What judging costs, told before it is done."""
 
 import pickle
+from concurrent.futures import Future
 from pathlib import Path
 from unittest import mock
 
@@ -140,7 +141,6 @@ def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_
         (number_formats, "formats", lambda device: ("bf16", "fp32")),
         (rehearsal, "FIRST_STEPS", 2),
         (number_format, "SHARE", 1e9),
-        (search_setup, "measure", lambda *_: found),
     ):
         monkeypatch.setattr(owner, name, replaced)
     train.evaluator_of.cache_clear()
@@ -154,7 +154,9 @@ def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_
 
     space, said = search_space.parse(searches.FILE, "night.yaml"), []
     request = search_setup.SearchRequest(tmp_path / "night", space, searches.FILE)
-    search_setup.create(request, SearchOptions(words=[]), said.append, None)
+    known = Future()
+    known.set_result(found)
+    search_setup.create(request, SearchOptions(words=[]), said.append, known)
     again = experiment.reopen(tmp_path / "night").baseline
     assert again.evaluation.precision == "bf16"
     assert "in bfloat16" in evaluation_protocol(again)
