@@ -12,7 +12,7 @@ from tunediff import analysis
 from tunediff.analysis.comparison import over_seeds
 from tunediff.analysis.statistics import differences, estimate, holm
 from tunediff.core.outcomes import Verdict
-from tunediff.report import files, reading, sentences
+from tunediff.report import files, reading
 
 
 # ---------------------------------------------------------------------------------------------------------- statistics
@@ -126,59 +126,39 @@ def found(tmp_path_factory):
     return finished(tmp_path_factory.mktemp("results") / "night")
 
 
-def test_the_table_says_who_is_better_and_what_it_costs(found):
-    compared = over_seeds(found)
-    table = compared.table().set_index("configuration")
-    assert list(table.index)[:2] == ["baseline", "weighting.name=min_snr"]
-    assert list(table["verdict"]) == [
-        Verdict.BASELINE,
-        Verdict.NO_DIFFERENCE,
-        Verdict.NO_DIFFERENCE,
-        Verdict.NO_DIFFERENCE,
-        Verdict.BETTER,
-        Verdict.BETTER,
-    ]
-    base, speed = table.loc["baseline"], table.loc["timesteps.name=speed"]
-    assert base["frechet_mean"] == pytest.approx(2 * np.mean([1.01, 1.1 * 0.99, 1.2 * 1.0]), rel=0.02)
-    assert speed["ratio"] == pytest.approx(0.5, rel=0.03)
-    assert speed["ratio_low"] < 0.5 < speed["ratio_high"]
+def rows_of(found):
+    return {one.name: one for one in reading.of_folder(found.folder).candidates}
+
+
+def test_a_result_says_who_is_better_and_what_it_costs(found):
+    rows = rows_of(found)
+    assert [*rows][:2] == ["baseline", "weighting.name=min_snr"]
+    assert [row.verdict for row in rows.values()] == ["baseline", *["no_difference"] * 3, *["better"] * 2]
+    base, speed = rows["baseline"], rows["timesteps.name=speed"]
+    assert base.value == pytest.approx(2 * np.mean([1.01, 1.1 * 0.99, 1.2 * 1.0]), rel=0.02)
+    assert speed.effect.value == pytest.approx(0.5, rel=0.03)
+    assert speed.effect.low < 0.5 < speed.effect.high
     # half of 8, 6, 4, 2 is 2 at the third of four evaluations
-    assert speed["speedup"] == pytest.approx(20 / 15, abs=0.05)
-    assert (base["cost"], speed["cost"], speed["samples_per_s"]) == (1, 2, 50)
-    assert base["validation_loss_mean"] == pytest.approx(0.05)
-    assert math.isnan(table.loc["weighting.name=min_snr", "validation_loss_mean"])
-    assert (speed["timesteps.name"], speed["finished"]) == ("speed", 3)
-
-
-def test_table_keeps_knobs_with_the_names_of_its_columns(tmp_path):
-    """`p` is the usual name of a dropout's probability."""
-    found = finished(tmp_path / "night")
-    for trial in found.trials:
-        trial.drawn.update({"p": 0.25} if trial.drawn["timesteps.name"] == "speed" else {})
-    compared = over_seeds(found)
-    table = compared.table().set_index("configuration")
-    assert list(table["knobs.p"].dropna()) == [0.25, 0.25]
-    assert list(table["p"].dropna()) == [p for group in compared.challengers if (p := group.difference.p) is not None]
-    assert "knobs.timesteps.name" not in table
+    assert speed.speedup.value == pytest.approx(20 / 15, abs=0.05)
+    assert (base.cost, speed.cost, speed.samples_per_s) == (1, 2, 50)
+    assert (base.others, rows["weighting.name=min_snr"].others["validation_loss"]) == (
+        {"validation_loss": [0.05] * 3},
+        [],
+    )
 
 
 def test_runs_that_failed_are_missing_not_bad(tmp_path):
-    compared = over_seeds(finished(tmp_path / "night", failed=(4, 10, 9), left_out=2))
-    table = compared.table().set_index("configuration")
-    assert list(table["finished"]) == [3, 3, 3, 2, 0, 2]
-    assert list(table["failures"]) == [0, 0, 0, 1, 2, 0]
-    assert list(table["verdict"])[3:5] == [Verdict.FAILS, Verdict.FAILS]
-    assert math.isnan(table.loc["timesteps.name=speed", "frechet_mean"])
-    assert list(table["verdict"])[1:3] == [Verdict.OPEN] * 2, "two trials are left to run"
-    rows = sentences.table(reading.of_folder(tmp_path / "night"))
-    assert any("failed on 1 of 3 seeds" in cell for row in rows for cell in row)
+    rows = [*rows_of(finished(tmp_path / "night", failed=(4, 10, 9), left_out=2)).values()]
+    assert [len(row.values) for row in rows] == [3, 3, 3, 2, 0, 2]
+    assert [row.failures for row in rows] == [0, 0, 0, 1, 2, 0]
+    assert [row.verdict for row in rows][1:5] == ["open", "open", "fails", "fails"], "two trials are left to run"
 
 
 def test_without_a_baseline_nothing_is_compared(tmp_path):
     none = finished(tmp_path / "failed", failed=(0, 6, 12))
     assert {group.difference.verdict for group in over_seeds(none).challengers} == {Verdict.TOO_FEW}
     empty = finished(tmp_path / "empty", left_out=18)
-    assert len(over_seeds(empty).table()) == 0
+    assert over_seeds(empty).candidates == []
     files.write_search(none)
     files.write_search(empty)
 

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import math
-import re
 
 import numpy as np
 import pytest
@@ -175,18 +174,6 @@ def test_a_planted_winner_is_named(tmp_path):
     assert sentences.headline(said).startswith("loader.batch_size=64 is better than the baseline by more than")
 
 
-def test_a_run_that_gets_there_later_counts_as_one(tmp_path):
-    """Three seeds are twice as fast and one is half as fast: their mean is 1.4 and could be anything."""
-    worth = {64: 1.0, 128: 2.0}
-    found = searched(tmp_path, lambda size, seed: worth.get(size, 3.0))
-    told = confirmed(found, lambda size, seed: worth.get(size, 3.0) * noise(size, seed, 0.02))
-    lines = {line[0]: line[-1] for line in sentences.table(reading.of_confirmation(told))}
-    assert lines["baseline"] == ""
-    assert re.fullmatch(r"1\.\d+ \(1\.\d+ … 1\.\d+\)", lines["loader.batch_size=64"])
-    told = confirmed(found, lambda size, seed: 3.0 if (size, seed) == (64, 1003) else worth.get(size, 3.0))
-    assert reading.of_confirmation(told).leader.speedup is None
-
-
 def test_a_finalist_that_never_reaches_the_baseline_has_no_speedup(tmp_path):
     found = searched(tmp_path, lambda size, seed: {64: 1.0}.get(size, 2.0))
     told = confirmed(found, lambda size, seed: (2.0 if size == 128 else 3.0) * noise(size, seed, 0.01))
@@ -318,13 +305,6 @@ def test_the_headline_has_the_verdict_of_the_finalist_that_it_names(tmp_path, le
     first, *more = reading.of_folder(found.folder).summary
     assert said in first
     assert ("failed on 1 of 4 seeds" in " ".join(more)) == (failed == "t0004")
-
-
-def test_another_winner_is_said_to_be_picked_by_its_own_seeds(tmp_path):
-    found = searched(tmp_path, lambda size, seed: {64: 1.0, 256: 1.1}.get(size, 2.0))
-    told = confirmed(found, lambda size, seed: {64: 1.0, 256: 0.5}.get(size, 2.0) * noise(size, seed))
-    assert told.winner.changed == {"loader.batch_size": 256}
-    assert "256 was selected on these new seeds" in " ".join(sentences.summary(reading.of_confirmation(told)))
 
 
 # ------------------------------------------------------------------------------------------------------ files, command

@@ -13,7 +13,6 @@ from tunediff.core import progress
 from tunediff.core.journal import Journal
 from tunediff.core.progress import EventLines
 from tunediff.report import console, heartbeat, live_table
-from tunediff.report import text as results
 
 
 @pytest.fixture
@@ -154,47 +153,6 @@ def test_heartbeat_says_which_part_of_a_trial_runs(tmp_path):
         assert re.fullmatch(line, beating.doing())
     doing.part("train")
     assert re.fullmatch(r"t0000 training for \d+s \(at most 16m00s\)", beating.doing())
-
-
-# ------------------------------------------------------------------------------------------------------ narrow terminals
-def test_hundreds_of_trials_fit_a_terminal(night):
-    folder, space = night
-    for number in range(4, 60):
-        searches.write(folder, space, number, {"loader.batch_size": 64, "precision.amp": "bf16"})
-    lines = shown(folder, space, height=24)
-    assert len(lines) <= 24
-    assert any(line.startswith(f"… and {60 - 16} more in") for line in lines)
-
-
-WIDTHS = [40, 60, 80, 100, 140, 200]
-
-
-@pytest.mark.parametrize("width", WIDTHS[2:])
-def test_what_a_trial_changes_is_cut_first_in_a_narrow_terminal(night, width):
-    folder, space = night
-    _, head, *rows = (line for line in shown(folder, space, width=width) if line and not line.startswith("…"))
-    while not head.lstrip().startswith("rank"):  # the headline takes as many lines as it needs
-        head, *rows = rows
-    assert all(len(line) <= width for line in (head, *rows))
-    assert re.search(r"rank +trial .*FD.+ ↓.* status$", head)
-    assert [row.split()[-1] for row in rows] == ["points", "ok", "ok", "oom"]
-    assert all(value in row for value, row in zip(("15", "5", "10"), rows, strict=False))
-    if width >= 100:
-        assert any("batch_size=32" in row for row in rows), "what differs is shown"
-
-
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_result_table_fits_its_terminal(width):
-    rows = [
-        [f"loader.batch_size={size} optimizer.lr=1.00e-04", "no significant difference", "3 of 3", "2.09 ± 0.15"]
-        for size in (32, 64)
-    ]
-    lines = [["configuration", "verdict", "runs", "FD (classifier), mean ± sd"], *rows]
-    table = results.plain_table(lines, width)
-    assert all(len(line) <= width for line in table.splitlines())
-    folded = "".join("".join(line[start] for line in table.splitlines() if len(line) > start) for start in range(width))
-    assert sorted("".join(folded.split())) == sorted("".join("".join(map("".join, lines)).split())), "nothing is lost"
-    assert results.plain_table(lines, None) == results.plain_table(lines, 500), "nothing is cut in a file"
 
 
 def test_a_search_says_once_where_the_seconds_to_its_first_step_went(night, capsys, monkeypatch):

@@ -34,25 +34,6 @@ def test_an_unknown_evaluation_is_null_and_named(tmp_path):
     assert (timed["seconds"]["evaluation"] > 0, timed["wall_clock_lacks"]) == (True, [])
 
 
-def test_the_start_names_cost_data_and_points_without_a_trial(tmp_path, capsys):
-    content = {
-        "first": [{"loader.batch_size": 64}, {"precision.amp": "bf16"}],
-        "budget": {"per_trial": "20s", "trials": 2, "total": "20s"},
-    }
-    space = searches.make(tmp_path / "night", searches.FILE | content)
-    measured = {"evaluation_s": 22.56, "data": ["skipped 1 of 65 files: 1 empty: a.png"]}
-    values = plan.values(space, tmp_path, measured)
-    console.Console(tmp_path / "night", space, planned=values).greet(None)
-    printed = capsys.readouterr().out
-    for line in (
-        "skipped 1 of 65 files: 1 empty: a.png", "evaluation: about 1m30s",
-        "total_limit: 20s, room for about 1 of 2 trials",
-        "first: only 1 of 2 points run: 2 trials, 1 of them the baseline; allowed: more trials",
-    ):  # fmt: skip
-        assert printed.count(line) == 1, line
-        assert any(line in entry for entry in plan.lines(values))
-
-
 @pytest.mark.parametrize(("trials", "total", "confirming_s"), [(2, "2m30s", 91), (100, "10m", 9 * 22)])
 def test_no_forecast_exceeds_the_limit_of_the_search(tmp_path, trials, total, confirming_s):
     """Of 2 trials, which leave 91 s of 132 to confirm, and of 100, which leave confirming what it is kept."""

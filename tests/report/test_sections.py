@@ -2,7 +2,6 @@
 
 import logging
 import math
-import re
 
 import numpy as np
 import pytest
@@ -12,9 +11,7 @@ from tests.report.pages import words, written
 from tests.searches import FILE, again, make, random_points, write
 from tunediff import analysis, export, search_space
 from tunediff.analysis import confirming_runs, evidence, pareto
-from tunediff.analysis.speed import Why
-from tunediff.report import charts, context, reading, sentences, tables
-from tunediff.report import text as results_text
+from tunediff.report import charts, context, reading, tables
 from tunediff.tuning import confirming
 
 GRID = {"workload": "digits", "budget": {"per_trial": "20s"}, "seeds": 3, "grid": {"precision.amp": ["none", "bf16"]}}
@@ -31,37 +28,6 @@ def test_the_gain_is_split_into_speed_and_learning(night, plain):
     known = evidence.read(analysis.read(night))
     assert known.speedup(known.best).mean == pytest.approx(20 / crossing)
     assert known.seconds_to_baseline(known.best) == pytest.approx(crossing)
-
-
-@pytest.mark.parametrize(
-    ("parts", "said"),
-    [
-        (Why(20, (2.0, 1.0), (100, 200), 100, (2.0, 1.5)), "Of the gain, FD 1 instead of 2 at 20 training seconds, 42 % is"),
-        (Why(20, (2.0, 1.0), (200, 100), 100, (2.5, 1.0)), "at 100 images) and -32 % is speed (0.5 times as many images"),
-        (Why(20, (1.0, 2.0), (100, 100), 100, (1.0, 2.0)), "In these two runs it is not ahead: FD 2 instead of 1"),
-        (Why(20, (2.0, 1.0), (100, 900), 100, None), "how much of that is speed is unknown, since at 100 images"),
-    ],
-)  # fmt: skip
-def test_the_sentence_says_which_of_the_two_it_is(parts, said):
-    sentence = sentences.why(parts, "FD", "images", "training seconds", False, "one run each").replace(
-        "\N{NO-BREAK SPACE}", " "
-    )
-    assert said in sentence
-    assert sentence.endswith("; one run each.")
-    assert sentence.count(".") == 1 + len(re.findall(r"\d\.\d", sentence)), "one sentence"
-
-
-def test_a_gap_at_equal_samples_within_the_noise_has_no_share():
-    sentence = sentences.why(Why(20, (2.0, 1.0), (100, 200), 100, (2.0, 1.9)), "FD", "images", "seconds", True, "x")
-    assert "the difference at equal images is within the noise of one run" in sentence
-    assert "%" not in sentence
-
-
-def test_samples_per_step_are_counted_whatever_the_batch_size_says(night, plain):
-    """A loop over a loader of the user may never read `loader.batch_size`."""
-    for path in night.glob("trials/*/journal.jsonl"):
-        path.write_text(re.sub(r'"steps": \d+', '"steps": 250', path.read_text()))
-    assert "images per step 16 " in words(written(night))
 
 
 def test_importance_separates_quality_from_throughput(tmp_path, caplog):
@@ -95,14 +61,6 @@ def test_a_second_objective_has_its_front(tmp_path):
         write(tmp_path / "night", space, number, point, ((20.0, 4000, value),), found={"device_s": cost})
     frame = pareto.trade_offs(analysis.read(tmp_path / "night"))
     assert list(frame["trial"][frame["on_front_device_s"]]) == ["t0001", "t0000"]
-
-
-def test_a_front_without_a_baseline_leaves_the_comparison_empty(tmp_path):
-    space = make(tmp_path / "night", FILE | {"objective": ["frechet", "device_s"]})
-    write(tmp_path / "night", space, 1, {"precision.amp": "bf16"}, ((20.0, 4000, 2.0),))
-    printed = results_text.lines(reading.of_folder(tmp_path / "night"))
-    front = next(line for line in printed if line.startswith("t0001  "))
-    assert not re.search("nan|None", front)
 
 
 @pytest.mark.parametrize(

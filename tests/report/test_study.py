@@ -1,7 +1,5 @@
 """Studies: every quantity as worked out by hand, tables and figures from a folder alone, whatever became of the trials."""
 
-import math
-
 import pytest
 import yaml
 
@@ -181,18 +179,6 @@ def test_disturbed_and_failed_trials_are_named(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_run_that_was_disturbed_before_its_last_evaluation_is_marked(tmp_path):
-    results = finished(tmp_path / "night", GRID, by_grid)
-    path = results.folder / "trials" / "t0000" / "journal.jsonl"
-    (line,) = [line for line in path.read_text().splitlines(keepends=True) if '"point"' in line]
-    early = line.replace('"disturbed": false', '"disturbed": true')
-    path.write_text(path.read_text().replace(line, early + line.replace('"index": 1', '"index": 2')))
-    table = study.table(analysis.read(results.folder))
-    assert dict(zip(column(table, "trial"), column(table, "disturbed"), strict=True)) == {
-        "t0000": True, "t0001": False, "t0002": False, "t0003": False,
-    }  # fmt: skip
-
-
 def test_what_a_trial_measured_before_it_failed_is_no_result(tmp_path):
     table = study.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
     assert column(table, "samples_per_s") == [100, None, 160, 250]
@@ -236,18 +222,6 @@ def test_a_search_without_a_study_has_no_table(tmp_path):
     assert "study.csv" not in files.write_search(found)
     with pytest.raises(ConfigError, match="night: its search file has no study:"):
         study.table(found)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "text"),
-    [
-        ("step_s", 0.0123, "12.3"), ("loader.batch_size", 128, "128"), ("model.checkpoint_levels", [0, 1], "[0, 1]"),
-        ("peak_memory_mib", 2249.3, "2249"), ("samples_per_s", None, ""), ("samples_per_s", math.nan, ""),
-        ("precision.amp", "bf16", "bf16"), ("optimizer.beta2", 0.9999, "0.9999"),
-    ],
-)  # fmt: skip
-def test_numbers_are_shown_as_they_are_read(name, value, text):
-    assert study.shown(search_space.parse(yaml.safe_load(GRID), "x.yaml").study, name, value) == text
 
 
 def test_runs_that_repeat_the_baseline_are_one_row(tmp_path):

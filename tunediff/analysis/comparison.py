@@ -19,18 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunediff import config as cfg
-from tunediff.analysis import RATE, Results, journals, knob_columns, last, reach
+from tunediff.analysis import RATE, Results, journals, last, reach
 from tunediff.analysis.outcome import Candidate, Outcome, failed, knobs_of
 from tunediff.analysis.sequential import InterimAnalysis, Rules, analyse
-from tunediff.analysis.speed import mean_speedup, rates, speedup_values
+from tunediff.analysis.speed import mean_speedup
 from tunediff.analysis.statistics import (
     ROUGH_FREEDOM,
     Difference,
     Estimate,
     differences,
     has_many_digits,
-    mean,
-    sd,
 )
 from tunediff.analysis.targets import QualityGate, quality_gates, seconds_of, target_gate
 from tunediff.config import ConfigError, recorded
@@ -41,7 +39,7 @@ from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment.model import Experiment, is_comparison
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 
 @dataclasses.dataclass(frozen=True)
@@ -346,13 +344,6 @@ class Comparison:
 
     # ---- how sure it is
     @property
-    def resolutions(self) -> list[float]:
-        """Return the smallest differences from the baseline that would be significant, of every
-        tested candidate: a ratio − 1, or in units of the metric."""
-        resolutions = (one.difference.resolution for one in self.challengers)
-        return [resolution for resolution in resolutions if resolution is not None]
-
-    @property
     def noise_is_rough(self) -> bool:
         """Return whether the noise is known only to a factor of two, because of few rounds."""
         return self.analysis.rounds - 1 < ROUGH_FREEDOM
@@ -385,47 +376,6 @@ class Comparison:
     def ratios(self) -> bool:
         """Return whether differences are ratios to the baseline."""
         return self.analysis.ratios
-
-    def table(self) -> pd.DataFrame:
-        """Return one row per candidate: knobs, results, and comparison with the baseline.
-
-        A knob that has the name of another column is in the column `knobs.NAME`. The interval and
-        the verdict allow for all candidates and interim analyses; where there is one test of each
-        by Holm's method, `p` and the interval hold for one alone, and `p_holm` is corrected.
-        `speedup`: see `speedup`. `cost`: the baseline's samples per second divided by its
-        own.
-        """
-        import pandas as pd
-
-        metric, rows = self.metric, []
-        effect = "ratio" if self.ratios else "difference"
-        base_rate = mean(rates(self.baseline)) if self.baseline is not None else None
-        for one in self.candidates:
-            values, rate, difference = one.values(metric), mean(rates(one)), one.difference
-            cells: dict[str, object] = {
-                "runs": len(one.runs),
-                "finished": len(one.done),
-                "failures": len(one.outcome.failures),
-                f"{metric}_mean": mean(values),
-                f"{metric}_sd": sd(values),
-                effect: difference.estimate,
-                f"{effect}_low": difference.low,
-                f"{effect}_high": difference.high,
-                **(
-                    {"p": difference.p, "p_holm": difference.p_holm} if self.rules.corrected else {}
-                ),
-                "verdict": difference.verdict,
-                **speedup_values(self.speedup(one)),
-                "samples_per_s": rate,
-                "cost": base_rate / rate if rate and base_rate else None,
-            }
-            for name in self.results.judged if self.of_search is not None else ():
-                others = one.values(name)
-                cells |= {f"{name}_mean": mean(others), f"{name}_sd": sd(others)}
-            knobs = one.runs[0].knobs if self.of_search is not None else {}
-            columns = knob_columns(knobs, {"configuration", *cells})
-            rows.append({"configuration": one.name, **columns, **cells})
-        return pd.DataFrame(rows)
 
     @property
     def label(self) -> str:
@@ -460,13 +410,10 @@ class Comparison:
 
 
 # ---- searches
-def over_seeds(results: Results, metric: str | None = None) -> Comparison:
-    """Compare a search's configurations with its baseline, by one test of each over its seeds.
-
-    `metric`: another quantity of the last points with the same direction; by default the objective.
-    """
+def over_seeds(results: Results) -> Comparison:
+    """Compare a search's configurations with its baseline, by one test of each over its seeds."""
     rules = Rules(results.space.seeds, corrected=True)
-    return of_results(results, rules, metric or results.metric, results.ratios).judged()
+    return of_results(results, rules, results.metric, results.ratios).judged()
 
 
 def of_results(results: Results, rules: Rules, metric: str, ratios: bool) -> Comparison:

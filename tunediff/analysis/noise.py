@@ -32,10 +32,8 @@ class Noise:
     configurations: int
     ratios: bool
     lower_is_better: bool
-    least: float | None = None
-    """Standard deviation of the least noisy configuration, where configurations differ in noise."""
     largest: float | None = None
-    """That of the one with the most, which then counts for all."""
+    """That of the noisiest configuration, which counts for all where they differ in noise."""
     largest_freedom: int = 0
 
     @property
@@ -119,9 +117,9 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, lower_is_better: boo
     noise = Noise(sd, freedom, freedom + len(freedoms), len(freedoms), ratios, lower_is_better)
     if not differ_in_variance(variances, freedoms):
         return noise
-    most, least = int(np.argmax(variances)), math.sqrt(min(variances))
+    most = int(np.argmax(variances))
     largest = math.sqrt(variances[most])
-    return dataclasses.replace(noise, least=least, largest=largest, largest_freedom=freedoms[most])
+    return dataclasses.replace(noise, largest=largest, largest_freedom=freedoms[most])
 
 
 def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> bool:

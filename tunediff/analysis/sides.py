@@ -71,7 +71,7 @@ def clocked(comparison: Comparison) -> ClockSummary:
 
 def clock(comparison: Comparison) -> Unit:
     """Return the unit of the budget, along which the curves are compared."""
-    return clocked(comparison).unit(limits(comparison).unit)
+    return clocked(comparison).unit(comparison.experiment.limit.unit)
 
 
 def run_length(comparison: Comparison) -> str:

@@ -10,11 +10,12 @@ from tunediff.analysis import Results
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.evidence import read as read_evidence
 from tunediff.analysis.pareto import pareto_table
+from tunediff.analysis.statistics import mean
 from tunediff.core.files import write_csv
 from tunediff.core.progress import log_exceptions
 from tunediff.core.text import markdown_table
+from tunediff.report import reading, style, tables
 from tunediff.report import study as studies
-from tunediff.report import style, tables
 
 
 def write_search(results: Results) -> list[str]:
@@ -28,7 +29,7 @@ def write_search(results: Results) -> list[str]:
     if results.space.cost is not None:
         frames["pareto.csv"] = pareto_table(results)
     if evidence.compared is not None:
-        frames["comparison.csv"] = evidence.compared.table()
+        frames["comparison.csv"] = _candidates(evidence.compared)
     if results.space.study is None:
         return _write(results.folder, frames)
     table, about = studies.table(results), studies.measured_on(results)
@@ -47,6 +48,16 @@ def write_search(results: Results) -> list[str]:
         names.append("study.png")
         log_exceptions("study.png", _draw, table, about, results.folder / "study.png")
     return [*names, "study.md"]
+
+
+def _candidates(compared: Comparison) -> pd.DataFrame:
+    """Return one row per candidate by the keys of a result, such as `effect_low`."""
+    rows = list[dict[str, object]]()
+    for one in compared.candidates:
+        found = reading.candidate_of(compared, one, configuration=one.runs[0].knobs)
+        others = {name: mean(values) for name, values in found.others.items()}
+        rows.append(found.model_dump(exclude={"values", "holdout"}) | {"others": others})
+    return pd.json_normalize(rows, sep="_").dropna(axis="columns", how="all")
 
 
 def write_sides(comparison: Comparison) -> list[str]:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
-import re
 import time
 from pathlib import Path
 
 import jinja2
-from markupsafe import Markup, escape
 
 from tunediff.analysis import journals, sides
 from tunediff.analysis.comparison import Comparison
@@ -116,7 +114,7 @@ def write_sides(comparison: Comparison) -> Path:
 def _write(out: Path, found: Result, **content: object) -> Path:
     loader = jinja2.PackageLoader("tunediff.report", "templates")
     surroundings = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
-    surroundings.filters |= {"breakable": _breakable, "base64": _base64, "drawn": _drawn}
+    surroundings.filters |= {"base64": _base64, "drawn": _drawn}
     template = surroundings.get_template("page.html")
     page = template.render(winner=colors.WINNER, baseline=colors.BASELINE, **content)
     printed = json.dumps(reading.as_json(found), indent=1, default=str)
@@ -124,11 +122,6 @@ def _write(out: Path, found: Result, **content: object) -> Path:
         data = text.encode("utf-8", "replace")
         write_atomically(out / name, lambda file, data=data: file.write(data))  # type: ignore[misc]
     return out / PAGE
-
-
-def _breakable(text: object) -> Markup:
-    """Return text that may break after the dots, underscores and equals signs of names."""
-    return Markup("<wbr>").join(map(escape, re.split(r"(?<=[._=])(?<!\d\.)(?=\w)", str(text))))
 
 
 def _base64(content: bytes) -> str:
