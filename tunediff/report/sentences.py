@@ -163,7 +163,8 @@ def headline(result: Result) -> str:
     # Where no candidate is better, each has a verdict of its own, and this sentence is of one
     found = by.verdict if by.verdict == Verdict.OPEN else best.verdict or by.verdict
     said = sentences.get(found, f"{who} is {found} than {other} {noise}: {shown}.")
-    stays = by.kind == "confirmation" and by.verdict in (Verdict.NO_DIFFERENCE, Verdict.WORSE)
+    none = (Verdict.NO_DIFFERENCE, Verdict.WORSE, Verdict.FAILS)
+    stays = by.kind == "confirmation" and by.verdict in none
     return f"No finalist is better: the baseline stays. {said}" if stays else said
 
 
