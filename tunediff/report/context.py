@@ -15,7 +15,6 @@ from tunediff.analysis.importance import Importance, importance, searched
 from tunediff.analysis.journals import SearchSession
 from tunediff.analysis.outcome import Candidate
 from tunediff.analysis.speed import rate
-from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.colors import BASELINE, WINNER
 from tunediff.core.trial_record import TrialRecord
@@ -79,7 +78,7 @@ class ReportContext:
     evidence: Evidence
     """The best trial, its speed-up and the noise, from the search and its confirming runs."""
     confirming: str
-    """Sentence about confirming runs that are incomplete or unreadable, or ''."""
+    """Sentence about confirming runs that are incomplete, or ''."""
     quality: Importance | None
     """Importance of the knobs for the objective; None: it is speed, or trials are too few."""
     throughput: Importance | None
@@ -140,7 +139,9 @@ def read(
     time; default: the current time. Raises `ConfigError` if the folder holds no search.
     """
     results = analysis.read(folder)
-    confirmation, confirming = _confirmation(results)
+    confirmation = confirming_runs.read(results)
+    begun = results.space.confirm is not None and confirming_runs.latest(results) is not None
+    is_open = begun and (confirmation is None or not confirmation.ended)
     evidence = Evidence(results, confirmation)
     if confirming_runs.folder_within(folder):
         evidence = of_confirming_runs(results, analysis.read(folder.parent))
@@ -153,21 +154,10 @@ def read(
         results=results,
         sessions=journals.sessions(folder),
         evidence=evidence,
-        confirming=confirming,
+        confirming="The confirming runs are not complete." if is_open else "",
         quality=None if results.by_rate else importance(results, quality, results.ratios),
         throughput=importance(results, rate),
         name=name or folder.name,
         storage=storage,
         now=time.time() if now is None else now,
     )
-
-
-def _confirmation(results: Results) -> tuple[Comparison | None, str]:
-    """Return the newest confirmation, and a sentence if its runs are incomplete or unreadable."""
-    try:
-        found = confirming_runs.read(results)
-    except ConfigError as error:
-        return None, f"The confirming runs cannot be read: {error}"
-    begun = results.space.confirm is not None and confirming_runs.latest(results) is not None
-    is_open = begun and (found is None or not found.ended)
-    return found, "The confirming runs are not complete." if is_open else ""

@@ -98,12 +98,8 @@ def failures(about: ReportContext) -> list[Block]:
         if bad
         else "No trial failed"
     )
-    for status, words in (
-        (Status.PRUNED, "stopped early"),
-        (Status.SKIPPED, "not run, because others showed that they would fail"),
-    ):
-        count = sum(trial.status == status for trial in ended)
-        sentence += f"; {count:,} {'was' if count == 1 else 'were'} {words}" if count else ""
+    stopped = sum(trial.status in (Status.PRUNED, Status.SKIPPED) for trial in ended)
+    sentence += f"; {stopped:,} stopped early or not run" if stopped else ""
     for trial in (one for one in ended if one.status != Status.OK):
         # Numbers differ between trials; without them, equal causes have equal reasons.
         reason = "" if trial.status == Status.PRUNED else re.sub(r"[\d.]+", "#", trial.reason)[:80]
