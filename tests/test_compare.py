@@ -3,11 +3,9 @@
 import contextlib
 import json
 import math
-import os
 import re
 import subprocess
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -173,15 +171,6 @@ def test_a_side_that_is_refused_is_named_by_its_revision(repository, capsys, che
 def test_what_is_elsewhere_is_not_judged_by_this_machine():
     found = asked("digits", "compile.mode=reduce-overhead", "--address", "auto")
     assert found.configs[1].compile.mode == "reduce-overhead"
-
-
-def test_what_was_interrupted_can_be_resumed(capsys):
-    with mock.patch.dict(os.environ):  # --cpus is for all that this process starts
-        assert compare.main(["digits", "seed=99", "--name", "x", "--storage", "kept", "--cpus", "1"]) == 1
-    error = capsys.readouterr().err
-    assert "error: nothing runs in this test; everything measured is in" in error
-    assert error.endswith("resume: python -m tunediff.compare --resume x --cpus 1 --storage kept\n")
-    assert not [path for path in Path("kept").iterdir() if path.name != "x"]
 
 
 # ------------------------------------------------------------------------------------------------------ from end to end

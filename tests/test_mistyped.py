@@ -2,7 +2,6 @@
 
 import importlib
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -43,26 +42,6 @@ def test_a_name_may_be_a_path_as_a_shell_completes_it(capsys):
     assert search.main(["--resume", "ray_results/night/", "--trials", "5", "--dry-run"]) == 0
     assert "trials: 5 ×" in capsys.readouterr().out
     assert (folder / "experiment.yaml").read_bytes() == kept, "a dry run leaves everything as it is"
-
-
-COMMANDS = ["search", "compare", "train", "evaluate", "sample", "profile", "export", "report.__main__"]
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_options_are_called_the_same_in_every_command(command, capsys, monkeypatch):
-    """All find and leave folders in --storage, tell JSON and write where they are told, under one name each."""
-    monkeypatch.setenv("COLUMNS", "1000")
-    with pytest.raises(SystemExit):
-        importlib.import_module(f"tunediff.{command}").main(["--help"])
-    found = re.findall(r"^  (-\S.*?)  +(\S.*)$", capsys.readouterr().out, re.M)
-    options = {re.search(r"--[a-z-]+", names)[0]: (names, text) for names, text in found}
-    assert options["--json"] == ("--json", "print the result as JSON, nothing else on stdout")
-    assert options["--storage"][0] == "--storage STORAGE"
-    assert options["--storage"][1].startswith("folder of ")
-    both = command in ("train", "compare")  # `--name` there is a folder in the storage, as a search's is
-    assert (("--out" in options) != ("--name" in options)) or both, "what is searched is found again by its name"
-    assert options.get("--quiet", ("-q, --quiet", "print the result only")) == ("-q, --quiet", "print the result only")
-    assert not [names for names, _ in options.values() if names.startswith("-") and names[1] not in "-hq"]
 
 
 @pytest.mark.training

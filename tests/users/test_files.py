@@ -160,11 +160,12 @@ def test_the_file_alone_is_a_search(mine):
     content = search_space.completed(
         search_space.read(Path("mine.py")), Path("mine.py"), ["lr=0.02"], cores=4, gpu=False
     )
-    assert content["search"] == {
+    narrowed = search_space.narrow(content, "mine.py", Path(), ["lr=0.02"])
+    assert narrowed.content["search"] == {
         "width": {"choice": [4, 8, 16]}, "loader.batch_size": [8, 16, 32, 64], "loader.workers": [0, 1, 2],
         "precision.amp": ["none", "bf16"],
     }  # fmt: skip
-    found = search_space.parse(content, "mine.py", Path(), ["lr=0.02"])
+    found = search_space.parse(narrowed.content, "mine.py", Path(), narrowed.words)
     assert (found.metric, found.mode, found.label, found.baseline.lr) == ("accuracy", "max", "accuracy", 0.02)
     assert found.candidates[0] == {"width": 8, "loader.batch_size": 16, "loader.workers": 0, "precision.amp": "none"}
     gpu = default_space.infer_search_space(cfg.baseline("mine.py"), cores=16, gpu=True)

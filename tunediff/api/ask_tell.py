@@ -24,7 +24,6 @@ from tunediff.api.search import Search
 from tunediff.config import ConfigError, Values
 from tunediff.core import files, journal, remote, text
 from tunediff.core import trial_record as record
-from tunediff.core.errors import TunediffError
 from tunediff.core.listeners import Listeners
 from tunediff.core.lock import alone
 from tunediff.core.logs import errors_only
@@ -34,7 +33,6 @@ from tunediff.core.progress import log_exceptions
 from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import RESERVED, WORDS, End
-from tunediff.experiment.model import is_search
 from tunediff.report.listener import LISTENERS
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
@@ -219,10 +217,7 @@ class AskTellStudy:
             if self._closed:
                 again = f"tunediff.open_study(name={self.folder.name!r}) goes on with it"
                 raise ConfigError(f"{self.folder.name}: the study was closed; {again}")
-            try:
-                yield
-            except OSError as error:
-                raise TunediffError(f"{self.folder} cannot be written: {error}") from error
+            yield
 
     def _report(
         self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
@@ -313,11 +308,6 @@ def open_study(
         if name is not None:
             remote.pull(place / name)
         exists = workload is None and not knobs and name is not None and (place / name).exists()
-        if name is not None and not exists and is_search(place / name):
-            goes_on = (
-                f"tunediff.open_study(name={name!r}, storage={str(storage)!r}) goes on with it"
-            )
-            raise ConfigError(f"name: {name!r} exists in {place}; {goes_on}")
         named = [] if workload is None else [notebook.named(workload, place)]
         options = SearchOptions(
             words=[*named, *words(knobs)], name=None if exists else name,
