@@ -242,6 +242,15 @@ def test_the_check_refuses_a_seed_without_effect(program, capsys):
     assert compare.main(["--run", RUN, "lr=1", "lr=100", *words, "--pairs", "3"]) == 11
 
 
+def test_files_that_a_pair_writes_beside_its_folders_are_named_and_refused_at_the_same_time(program, capsys):
+    Path("train.py").write_text(NOISY + "\nopen('left.txt', 'w').close()")
+    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final", "--no-check", "--pairs", "3"]
+    assert compare.main(words) == 11
+    assert "WARNING: written outside {folder}: left.txt" in capsys.readouterr().out
+    assert compare.main([*words, "--parallel"]) == 2
+    assert "--parallel: written outside {folder}: left.txt" in capsys.readouterr().err
+
+
 REFUSED = {
     "no difference": ["--run", RUN, "lr=1"],
     "two differences": ["--run", RUN, "--run", "b {lr} {seed}", "lr=1", "lr=2"],

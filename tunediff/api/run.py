@@ -327,7 +327,7 @@ def _backend(comparison: Comparison, options: CompareOptions, say: Say) -> Itera
     run_devices = at_once.as_it_began(comparison.at_once)
     if side_files.of_commands(comparison.folder):
         _say_budget(comparison, say)
-        yield CommandBackend(comparison.configs, run_devices)
+        yield CommandBackend(comparison.folder, comparison.configs, run_devices)
         return
 
     needs = compare_setup.needs(comparison.configs)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import tempfile
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,8 @@ PATIENCE_S = 600.0
 """Seconds after which a command without any value is given up, where its budget is longer."""
 MOST_START_UP = 0.1
 """Share of the budget up to which start-up inside it is not worth a word."""
+MOST_FILES = 10_000
+"""Files of a folder at most that are looked at for what a run has written."""
 
 
 def check(run: CommandRun, say: Callable[[str], None]) -> None:
@@ -97,3 +101,46 @@ def _attempt(run: CommandRun, scratch: str, values: int) -> tuple[float, dict[st
         raise ConfigError(f"command: with {words or 'no parameters'}: {reason}")
     assert isinstance(points[-1], Point)
     return float(points[-1][run.definition.objective]), notes[-1]
+
+
+class WrittenFiles:
+    """Finds what runs write in their working folder, which others may overwrite."""
+
+    def __init__(self, folder: Path, *without: Path) -> None:
+        """Look at the folder before a run. `without`: folders that are not looked at."""
+        self._folder, self._without = folder.absolute(), [path.absolute() for path in without]
+        self._before, self._begun = {path for path, _ in self._files()}, time.time()
+
+    def names(self) -> list[str]:
+        """Return the files that are new or were written since, but for our own output."""
+        own = {(status.st_dev, status.st_ino) for status in map(os.fstat, (1, 2))}
+        return sorted(
+            str(path.relative_to(self._folder))
+            for path, status in self._files()
+            if (path not in self._before or status.st_mtime > self._begun)
+            and (status.st_dev, status.st_ino) not in own
+        )
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        seen = 0
+        for root, folders, names in os.walk(self._folder):
+            folders[:] = [
+                name
+                for name in sorted(folders)
+                if name not in ("__pycache__", "ray_results")
+                and not name.startswith(".")
+                and Path(root, name) not in self._without
+            ]
+            for name in names:
+                seen += 1
+                if seen > MOST_FILES:
+                    return
+                try:
+                    yield Path(root, name), Path(root, name).stat()
+                except OSError:
+                    continue
+
+
+def shared(names: list[str]) -> str:
+    """Return that files were written outside of the folder of a run."""
+    return f"written outside {{folder}}: {', '.join(names[:5])}{' …' if len(names) > 5 else ''}"

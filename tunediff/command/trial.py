@@ -6,13 +6,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
+from tunediff.command.check import WrittenFiles, shared
 from tunediff.command.run import CHECKPOINT, CommandRun, State, execute
 from tunediff.command.workload import CommandSystems
+from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
@@ -31,6 +34,8 @@ TIMEOUT, LEAST_S = 10.0, 6.0
 for the longest one at least."""
 MARGIN_S = 5.0
 """Seconds beyond the grace of a command in which an interrupted run has ended."""
+PAIR = 2
+"""Runs after which it is known which files the sides of a comparison write."""
 
 
 def run_of(
@@ -147,7 +152,10 @@ def artifacts(folder: Path) -> list[Path]:
 class CommandBackend(Backend):
     """Runs one command at a time, or one on each of equal devices of this machine."""
 
-    def __init__(self, configs: Sequence[CommandSystems], run_devices: Sequence[RunDevice]) -> None:
+    def __init__(
+        self, folder: Path, configs: Sequence[CommandSystems], run_devices: Sequence[RunDevice]
+    ) -> None:
+        """`folder`: of the comparison, whose `configs` run."""
         self.interrupt_s = MARGIN_S + max(config.definition.grace for config in configs)
         here, sizes = resources.local(), sorted({config.parallel.workers for config in configs})
         # Whether it has as many GPUs as a command asks for was checked before
@@ -155,10 +163,16 @@ class CommandBackend(Backend):
         count = len(run_devices) or 1
         partition = ResourcePartition((machine,), tuple(sizes), False, count == 1, at_once=count)
         self.devices = Pool(partition)
-        self._run_devices = run_devices
+        self._folder, self._run_devices = folder, run_devices
+        self._say: Callable[[str], None] = lambda line: None
+        self._lock, self._ended = threading.Lock(), 0
+        self._written: dict[Path, WrittenFiles] = {}
 
     def run(self, spec: TrialSpec, check: Callable[[], bool]) -> Iterator[Reported]:
-        """Run a command, and yield its points; see `Backend.run`."""
+        """Run a command, and yield its points; see `Backend.run`.
+
+        Raises `ConfigError` where runs at the same time write the same files.
+        """
         config = spec.config
         assert isinstance(config, CommandSystems)
         command = run_of(config, spec.folder, spec.budget.seconds)
@@ -167,7 +181,31 @@ class CommandBackend(Backend):
             device.pin()
             gpus = () if device.gpu is None else (device.gpu,)
             command = dataclasses.replace(command, devices=gpus, threads=device.threads)
+        with self._lock:
+            runs_in = Path(command.definition.folder)
+            if self._ended < PAIR and runs_in not in self._written:
+                self._written[runs_in] = WrittenFiles(runs_in, self._folder)
         spec.begin()
         for event in run(command, check):
             if isinstance(event, Point):
                 yield event.flat
+        with self._lock:
+            self._ended += 1
+            if self._ended == PAIR:
+                self._look_at_written()
+
+    def _look_at_written(self) -> None:
+        """Warn of files that the first pair has written beside the folders of its runs, in the same
+        or in two working folders. Raises `ConfigError` where both write them at the same time."""
+        names = sorted({name for files in self._written.values() for name in files.names()})
+        if names and self._run_devices and len(self._written) == 1:
+            raise ConfigError(
+                f"--parallel: {shared(names)}: both sides write them at the same time; allowed:"
+                " files in {folder}, or no --parallel"
+            )
+        if names:
+            self._say(f"WARNING: {shared(names)}; runs may overwrite each other's files")
+
+    def say_through(self, say: Callable[[str], None]) -> None:
+        """Call `say` with what concerns the files that runs write."""
+        self._say = say
