@@ -63,7 +63,7 @@ def test_it_stops_when_nothing_was_learned(loop, stopped):
 def test_its_command_takes_these_options():
     words = re.search(r"python -m tunediff\.compare (.*?) > ", LOOP)[1].split()
     asked = compare.arguments(words)
-    assert (asked.words, asked.budget, asked.json) == (["mine.py@HEAD", "mine.py"], 60.0, True)
+    assert (asked.words, asked.budget, asked.as_json) == (("mine.py@HEAD", "mine.py"), 60.0, True)
 
 
 def test_every_exit_code_is_there():

@@ -104,7 +104,7 @@ def test_a_model_that_generates_no_images_is_not_sampled(tmp_path, capsys):
     Journal(folder).start(*cfg.identity(cfg.take_along(config, folder)), {}, 3.0)
     (folder / "weights.safetensors").touch()
     assert sample.main([str(folder)]) == 2
-    message = "run: is a model of classifier.py, which does not generate images (it has no function sample_images)"
+    message = "run: 'classifier.py' is not allowed; allowed: for sample one of a workload with a function sample_images"
     assert message in capsys.readouterr().err
 
 
