@@ -185,8 +185,3 @@ def test_the_best_is_that_of_the_best_mean(tmp_path):
     found = finished(tmp_path / "night", failed=(10, 16))  # repetitions of t0004
     assert found.leader.name == "t0005"
     assert found.leader.config["weighting.name"] == "min_snr"
-
-
-def test_a_search_with_one_seed_compares_nothing(tmp_path):
-    found = finished(tmp_path / "night", FILE.replace("seeds: 3\n", ""))
-    assert "comparison.csv" not in files.write_search(found)

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tests import searches
-from tests.comparisons import BETTER, CLOSE, PLAIN, made, told
+from tests.comparisons import BETTER, CLOSE, made, told
 from tests.report.pages import rows, words
 from tunediff import compare
 from tunediff.analysis import sides
@@ -108,25 +107,6 @@ def test_an_open_comparison_has_no_verdict(count):
         "open",
     )
     assert "significant" not in words(comparison.report().read_text())
-
-
-def test_the_page_shows_changed_lines_of_files_without_markup(capsys):
-    for name, source in (("old", PLAIN), ("new", PLAIN.replace("AdamW", "SGD") + "# <b>bold</b>\n")):
-        Path(name).mkdir()
-        Path(name, "mine.py").write_text(source)
-    folder = made({"A": [0.8, 0.81, 0.79], "B": [0.9, 0.915, 0.888]}, a="old/mine.py", b=("new/mine.py", "lr=0.05"))
-    told(capsys)
-    page = (folder / "report.html").read_text()
-    assert "<b>bold" not in page
-    assert "+ optimizer = torch.optim.SGD(" in words(page)
-    assert "lr 0.01 0.05" in words(page)
-
-
-def test_searches_and_comparisons_share_a_folder(capsys):
-    searches.night(Path("ray_results/night").absolute())
-    made(BETTER)
-    assert compare.main(["--resume", "night"]) == 2
-    assert capsys.readouterr().err.endswith("there are: x\n")
 
 
 def test_a_comment_is_written_or_refused_first(capsys):

@@ -63,8 +63,3 @@ def test_ratios_have_a_significant_digit(ratio, text):
 def test_interval_of_a_ratio_has_the_decimals_of_its_width(ratio, text):
     value, low, high = ratio
     assert sentences.interval(Effect(kind="ratio", value=value, low=low, high=high)) == text
-
-
-def test_a_duration_has_no_parts_of_nothing():
-    expected = {60: "1 min", 90: "1 min 30 s", 3600: "1 h", 3660: "1 h 1 min"}
-    assert {seconds: words.duration(seconds).replace(SPACE, " ") for seconds in expected} == expected

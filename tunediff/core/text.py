@@ -138,16 +138,6 @@ def secs(value: float) -> str:
     return f"{number(float(value))}{SPACE}s"
 
 
-def duration(value: float) -> str:
-    """Return `47 s`, `2 min`, `12 min 30 s` or `3 h 5 min`, with no-break spaces."""
-    if value < 59.5:
-        return secs(round(value, 1)) if value == 0 or value >= 0.1 else f"<{SPACE}0.1{SPACE}s"
-    minutes, rest = divmod(round(value), 60)
-    hours, minutes = divmod(minutes, 60)
-    parts = ((hours, "h"), (minutes, "min")) if hours else ((minutes, "min"), (rest, "s"))
-    return SPACE.join(f"{count:,}{SPACE}{unit}" for count, unit in parts if count)
-
-
 def with_sd(values: Sequence[float]) -> str:
     """Return mean and standard deviation: `1.44 ± 0.12`; of one value the value, of none ''.
 

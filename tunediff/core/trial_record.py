@@ -31,7 +31,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName
@@ -48,7 +48,6 @@ Role = Literal["draw", "repeat", "confirm", "side"]
 `repeat`: a configuration of the search on another seed, for the noise or because it leads;
 `confirm`: a finalist or the baseline on a seed that had no part in choosing it; `side`: one side of
 a comparison. A run is a configuration, a seed and a role."""
-ROLES: tuple[Role, ...] = get_args(Role)
 JOURNAL, CHECKPOINT = "journal.jsonl", "checkpoint.pt"
 CAPTURED, REFUSED = "captured", "refused: "
 """A point's `capture`; where its step was not captured, the reason follows the second."""

@@ -16,7 +16,7 @@ from tunediff.analysis import journals, sides
 from tunediff.analysis.comparison import Comparison
 from tunediff.core import colors, environment
 from tunediff.core.files import write_atomically
-from tunediff.core.text import duration, pluralize
+from tunediff.core.text import pluralize, seconds
 from tunediff.report import reading, sections, style, tables
 from tunediff.report.charts import Build
 from tunediff.report.context import ReportContext
@@ -61,7 +61,7 @@ def write_search(about: ReportContext, out: Path) -> Path:
     results, now = about.results, about.now
     space, running = results.space, [one for one in results.trials if not one.finished]
     judged_by = f"time to {results.target}" if results.by_time else results.title
-    per_trial = f"{duration(space.budget.per_trial_s)} of {results.clock.what} per trial"
+    per_trial = f"{seconds(space.budget.per_trial_s)} of {results.clock.what} per trial"
     planned, ended = space.budget.trials, len(results.trials) - len(running)
     confirmed, session = about.evidence.confirmation, about.sessions[-1] if about.sessions else None
     state = "running, or killed"
@@ -79,7 +79,7 @@ def write_search(about: ReportContext, out: Path) -> Path:
         f"{len(running)} under way" if state.startswith("running") else "",
         f"not begun: {left_out}" if left_out and ended < planned else "",
         written,
-        f"last update {duration(max(0.0, now - latest))} earlier"
+        f"last update {seconds(max(0.0, now - latest))} earlier"
         if state.startswith("running") and latest
         else "",
     ]

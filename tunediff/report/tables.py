@@ -16,7 +16,7 @@ from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.outcome import failed
 from tunediff.core import text
 from tunediff.core.outcomes import Status
-from tunediff.core.text import duration, number, percent, pluralize, rounded, times
+from tunediff.core.text import number, percent, pluralize, rounded, seconds, times
 from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment.model import FILE
 from tunediff.report import charts, sentences
@@ -200,13 +200,13 @@ def _seconds(about: ReportContext) -> list[Block]:
     share = percent(confirming_s / wall_s) if confirming_s else ""
     rows = [
         *(
-            [SPENT.get(part, part).format(unit=unit), duration(spent_s), percent(spent_s / total_s)]
+            [SPENT.get(part, part).format(unit=unit), seconds(spent_s), percent(spent_s / total_s)]
             for part, spent_s in sorted(parts.items(), key=lambda item: -item[1])
         ),
-        ["all workers together", duration(total_s), ""],
-        ["wall-clock of the search", duration(wall_s), ""],
-        ["of that, the confirming runs", duration(confirming_s) if confirming_s else "", share],
-        ["training seconds × devices", duration(found.device_s or 0.0), ""],
+        ["all workers together", seconds(total_s), ""],
+        ["wall-clock of the search", seconds(wall_s), ""],
+        ["of that, the confirming runs", seconds(confirming_s) if confirming_s else "", share],
+        ["training seconds × devices", seconds(found.device_s or 0.0), ""],
         ["price of training", number(found.price) if found.price is not None else "", ""],
     ]
     shown_rows = [row for row in rows if row[1]]
