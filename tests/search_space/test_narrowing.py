@@ -46,6 +46,14 @@ def test_knobs_of_other_union_members_are_not_drawn():
     assert drawn(wanted) == ["loader.batch_size", "optimizer.lr"]
 
 
+@pytest.mark.parametrize("fixed", ["uniform", "wiener"], ids=["has no such knob", "has it, and does not search it"])
+def test_a_listed_point_is_taken_without_what_is_not_searched_any_more(fixed):
+    point = {"optimizer.lr": 0.004, "timesteps.name": "loss_second_moment", "timesteps.uniform_share": 0.002}
+    wanted, notices = narrow(f"timesteps.name={fixed}", first=[{}, point])
+    assert [one["optimizer.lr"] for one in wanted.candidates][-1] == 0.004
+    assert not any("left out" in notice for notice in notices)
+
+
 def test_knobs_of_the_fixed_union_member_are_drawn():
     wanted, _ = narrow("timesteps.name=loss_second_moment")
     assert drawn(wanted) == ["loader.batch_size", "optimizer.lr", "timesteps.history", "timesteps.uniform_share"]

@@ -33,7 +33,7 @@ VERDICTS = {
 }
 """What verdicts are called that are no words."""
 OTHERS = "others used the machine meanwhile"
-NOTHING_TO_CONFIRM = "Nothing to confirm: only the baseline ended ok on every seed."
+NOTHING_TO_CONFIRM = "Nothing to confirm: no configuration but the baseline ended ok on every seed."
 INTERVALS = (
     "Brackets: 95 % confidence intervals that account for all candidates and for every interim"
     " analysis, by the noise of each candidate's own differences from the baseline."
@@ -443,7 +443,7 @@ def _set_aside(result: Result) -> str:
     sign, best = 1 if result.direction == "min" else -1, result.leader
     limit = math.nan if best is None or best.value is None else sign * best.value
     for one in result.candidates:
-        if one is not best and one.failures and one.value and sign * one.value < limit:
+        if one is not best and one.failures and sign * (one.value or 0.0) < limit and one.values:
             note = failure_note(one.failures, len(one.values))
             return f"{one.name}, with {number(one.value)}, {note}."
     return ""

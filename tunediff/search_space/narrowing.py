@@ -60,21 +60,21 @@ def narrow(
         notices.append(
             f"{name} is fixed at {shown} by the command line; {consequence} is not searched"
         )
+    lines = _remaining(searched, fixed, of_members, union_of, members)
     refuse(
-        fixed and fixed.keys() == searched.keys(),
+        fixed and not lines,
         f"command line: fixes every knob that {source} searches; leave one out",
     )
-
-    lines = _remaining(searched, fixed, of_members, union_of, members)
     of_baseline = {**of_file, **of_members}
     baseline = {name: v for name, v in of_baseline.items() if name in lines and name in chosen}
     content = {**content, form: lines, "baseline": baseline}
 
-    # ---- points are taken without the fixed knobs, and left out where they contradict one
+    # ---- points are taken without what is not searched any more, or left out
     points, left = content.get("first"), list[Any]()
     for index, point in enumerate(points if isinstance(points, list) else ()):
         flat = cfg.flatten(point, f"{source}: first[{index}]") if isinstance(point, dict) else {}
-        flat = {name: value for name, value in flat.items() if name not in fixed}
+        kept = (lines.keys() | flat.keys() - searched.keys()) - fixed.keys()
+        flat = {name: value for name, value in flat.items() if name in kept}
         try:
             config = cfg.flat(cfg.override(base, {**everywhere, **flat}, f"first[{index}]"))
             left.append(flat | {name: v for name, v in of_members.items() if name in config})
