@@ -219,8 +219,9 @@ def _other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iter
     """Yield each key of the result that the journals contradict."""
     for key, value in computed.items():
         other = said.get(key)
-        both = isinstance(value, list) and isinstance(other, list)
-        parts = list(zip(value, other, strict=False)) if both else []
+        parts = list[tuple[Any, Any]]()
+        if isinstance(value, list) and isinstance(other, list):
+            parts = list(zip(value, other, strict=False))
         if isinstance(value, Mapping) and isinstance(other, Mapping):
             yield from _other_numbers(value, other)
         elif not _equal(value, other):
