@@ -145,13 +145,6 @@ def test_names_that_are_refused(storage, capsys, command, name):
     assert (said.count("\n"), len(said) < 250) == (1, True)
 
 
-@pytest.mark.parametrize("words", [["--resume", "x" * 300], ["x" * 300]])
-def test_a_path_that_no_disk_takes(storage, capsys, words):
-    assert search.main(words) == 2
-    assert "xxx" in (said := capsys.readouterr().err)
-    assert said.count("\n") == 1
-
-
 @pytest.mark.parametrize("name", ["ü.yaml", "-x.yaml", ".yaml", f"{'x' * 240}.yaml"])
 def test_a_search_is_named_after_its_file(storage, instead_of_trials, capsys, name):
     instead_of_trials(interrupted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
-import errno
 import functools
 import json
 import logging
@@ -72,7 +71,7 @@ def _guarded(command: Command, argv: Sequence[str] | None) -> int:
         return OK
     except OSError as error:
         print(f"error: {users.system_message(error)}", file=sys.stderr)
-        return BAD_INPUT if error.errno == errno.ENAMETOOLONG else FAILED
+        return FAILED
     except Exception as error:
         if not isinstance(error.__cause__, RunError):
             raise

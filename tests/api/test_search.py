@@ -107,11 +107,6 @@ def test_an_interruption_says_how_to_go_on_and_leaves_the_process_as_it_was(tmp_
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_error_of_the_system_becomes_one_of_the_package():
-    with pytest.raises(tunediff.TunediffError, match="x: No such file or directory"), calls.called():
-        open("x/y/x").close()
-
-
 def test_sigterm_ends_a_call_before_ray_starts():
     """It would end the process and leave running what it has started to measure."""
     with pytest.raises(KeyboardInterrupt), calls.called(cluster=True):

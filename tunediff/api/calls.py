@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tunediff.config import ConfigError
-from tunediff.config.code import system_message
 from tunediff.config.files import KnobSetting
 from tunediff.core import machine, remote
-from tunediff.core.errors import TunediffError
 from tunediff.core.options import Options, option
 from tunediff.core.signals import terminable
 
@@ -66,8 +64,7 @@ class ProgressKeywords(Options):
 
 @contextlib.contextmanager
 def called(cluster: bool = False) -> Iterator[None]:
-    """Leave signal handlers and environment as they were, turn errors of the system into
-    `TunediffError`, and let refusals name keywords.
+    """Leave signal handlers and environment as they were, and let refusals name keywords.
 
     `cluster`: Ray starts inside, and SIGTERM raises `KeyboardInterrupt`, as Ctrl-C does. Raises
     `ConfigError` where Ray runs in this process already.
@@ -87,8 +84,6 @@ def called(cluster: bool = False) -> Iterator[None]:
     except ConfigError as error:
         error.args = (_with_keyword(str(error)),)
         raise
-    except OSError as error:
-        raise TunediffError(system_message(error)) from error
     finally:
         for number, handler in handlers.items():
             if handler is not None:  # None: it was not installed from Python

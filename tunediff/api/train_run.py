@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import os
@@ -177,7 +176,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
         if _rank() != 0:  # its process waits for rank 0
             return foreground.call(_process, request, workload, lines)
         remote.check(folder.parent)
-        with _alone(folder):
+        with lock.alone(folder, "--out", f"--out: {folder} is trained by another process"):
             remote.pull(folder, heavy=True)
             activity = Activity("train", folder, again, objective, {}, request.track)
             trial = _held(request)
@@ -190,14 +189,6 @@ def run(request: TrainRequest, lines: EventLines) -> str:
                 return foreground.call(_process, request, workload, lines)
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {again} resumes from the last checkpoint") from None
-
-
-def _alone(folder: Path) -> contextlib.AbstractContextManager[None]:
-    """Return the lock of a training's folder; none for an ended one, perhaps read-only."""
-    trial = record.read_trial(folder)
-    if trial is not None and trial.status == Status.OK:
-        return contextlib.nullcontext()
-    return lock.alone(folder, "--out", f"--out: {folder} is trained by another process")
 
 
 def _held(request: TrainRequest) -> record.TrialRecord | None:
