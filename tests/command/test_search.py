@@ -8,18 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests import searches
 from tests.command.test_comparison import NOISY
 from tests.command.test_run import processes_of, wait_until
-from tunediff import analysis, search, search_space
 from tunediff import config as cfg
+from tunediff import search, search_space
 from tunediff.api import search_setup
 from tunediff.api.options import SearchOptions
 from tunediff.command import trial
 from tunediff.config import ConfigError
 from tunediff.core import trial_record
-from tunediff.report import __main__ as report
-from tunediff.tuning import experiment, resources
+from tunediff.tuning import resources
 from tunediff.tuning.evaluated import needs_at_least
 
 FILE = {
@@ -77,20 +75,6 @@ def test_what_a_command_does_is_known_while_it_prints_nothing(tmp_path):
     point, end = trial.run(run, lambda: False)
     assert (point["loss"], end.status) == (1.0, "ok")
     assert not (run.folder / "doing.json").exists()
-
-
-def test_the_report_does_not_explain_a_winner_by_the_values_that_a_command_prints(tmp_path):
-    (folder := tmp_path / "file").mkdir()
-    content = FILE | {"noise": 2}
-    experiment.create(tmp_path / "x", parsed(folder, content), search_space.read(folder / "search.yaml"))
-    wanted = analysis.read(tmp_path / "x").space
-    for number, drawn, value in ((0, {}, 4.0), (1, {"seed": 1}, 4.1), (2, {"lr": 3.0}, 1.0), (3, {"lr": 2.0}, 3.9)):
-        searches.write(tmp_path / "x", wanted, number, curve=((5.0, 10, 5.0), (20.0, 40, value)), drawn=drawn)
-    assert report.main(["x", "--storage", str(tmp_path)]) == 0
-    page = (tmp_path / "x/report.html").read_text()
-    assert "Every trial" in page
-    assert "values per step" not in page
-    assert "values per second" not in page
 
 
 def test_a_search_does_not_go_on_with_another_program_under_its_name(tmp_path, monkeypatch, capsys):
@@ -168,68 +152,3 @@ def test_a_search_that_was_killed_leaves_no_process_and_goes_on(tmp_path, monkey
     assert (trials[0].value("loss"), trials[0].attempts) == (before, 1)
     assert "interrupted" in trials[1].remarks
     assert "came before their first value" in capsys.readouterr().out
-
-
-STEPS = """
-import argparse, os, pathlib, time
-parser = argparse.ArgumentParser()
-parser.add_argument("--lr", type=float)
-parser.add_argument("--seed", type=int)
-options = parser.parse_args()
-state = pathlib.Path(os.environ["TUNEDIFF_FOLDER"], "state.txt")
-first = int(state.read_text()) if os.environ["TUNEDIFF_RESUME"] == "1" else 0
-for step in range(first, 40):
-    if options.lr > 1 and step == 25:
-        while os.path.exists("wait"): time.sleep(0.05)
-    with open(f"steps-{options.lr}", "a") as log: log.write(f"{step}\\n")
-    if CHECKPOINTS and step % 10 == 9:
-        state.write_text(str(step + 1))
-        print(f"CHECKPOINT {state}")
-    print(f"loss: {1 / (step + 1 + options.seed / 1000)}")
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.cluster
-@pytest.mark.parametrize(("checkpoints", "again_from"), [(True, 20), (False, 0)])
-def test_a_killed_trial_goes_on_from_its_checkpoint_or_begins_again(tmp_path, monkeypatch, checkpoints, again_from):
-    """Killed in its step 25, of 40."""
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text(f"CHECKPOINTS = {checkpoints}\n{STEPS}")
-    Path("wait").touch()
-    content = FILE | {
-        "command": f"{sys.executable} train.py --lr {{lr}} --seed {{seed}}",
-        "budget": {"per_trial": "600s", "trials": 2},
-        "baseline": {"lr": 1.0},
-        "search": {"lr": [1.0, 10.0]},
-        "objective": {"name": "loss", "mode": "min"},
-        "first": [{"lr": 10.0}],
-    }
-    Path("s.yaml").write_text(yaml.safe_dump(content))
-    words = [sys.executable, "-m", "tunediff.search", "s.yaml", "--name", "killed", "--no-check"]
-    process = subprocess.Popen(words, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])})
-    trial = tmp_path / "ray_results" / "killed" / "trials" / "t0001"
-    steps = Path("steps-10.0")
-    journal = trial / "journal.jsonl"
-    wait_until(lambda: process.poll() is not None or (steps.exists() and "24\n" in steps.read_text()))
-    wait_until(lambda: journal.read_text().count('"checkpoint"') == 2 * checkpoints)  # what was printed is noted
-    assert process.poll() is None
-    process.kill()
-    process.wait()
-    wait_until(lambda: not processes_of(trial))
-    Path("wait").unlink()
-    assert search.main(["--resume", "killed"]) == 0
-    made = [int(line) for line in steps.read_text().split()]
-    assert made == [*range(25), *range(again_from, 40)]
-    assert [int(line) for line in Path("steps-1.0").read_text().split()] == list(range(40)), "it ran once"
-    again = trial_record.read_trial(trial)
-    assert (again.status, again.value("loss")) == ("ok", pytest.approx(1 / 40))
-    assert ("interrupted" in again.remarks) == (not checkpoints)
-
-
-FALLING = """
-import sys
-for epoch in range(1, 41):
-    print("METRIC seconds=%.3f" % (epoch / 10), flush=True)
-    print("loss:", 2 / (epoch * float(sys.argv[1])) + int(sys.argv[2]) * 1e-6, flush=True)
-"""

@@ -212,18 +212,6 @@ def test_early_stopping_never_ends_a_trial_at_its_last_point():
     assert [stops(rule, run_of(5), result) for result in results] == [False] * 4
 
 
-def test_a_resumed_search_remembers_what_trials_are_held_against():
-    """Tune forgets the curves of a session; the journals do not."""
-    earlier = [
-        record.TrialRecord(f"t{i:04d}", i, {}, {}, "", points=[point(j, 2.0 * j, frechet=10.0 / j) for j in range(1, 5)])
-        for i in range(4)
-    ]  # fmt: skip
-    bad = at(30.0, 29.0, 28.0, 27.0)
-    for known, expected in ((earlier, [4.0]), ([], [None])):
-        rule = rule_of(known)
-        assert stopped_at(rule, [bad], first=4) == expected
-
-
 def test_a_point_that_a_restarted_worker_tells_again_is_not_judged_again():
     """It survived its first judgement; only what it does next is news."""
     rule, restarted = rule_of(), run_of(1)

@@ -10,8 +10,6 @@ import pytest
 from tests.tuning.test_worker import CONFIG, job_of
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
-from tunediff.core.errors import Failure
-from tunediff.core.point import Point
 from tunediff.tuning import local
 from tunediff.tuning.resources import Machine, ResourcePartition
 
@@ -56,19 +54,6 @@ def test_a_run_that_is_killed_begins_again_from_its_checkpoint(slots, tmp_path):
     found = record.read_trial(job.folder)
     assert (found.status, [point.index for point in found.points]) == ("ok", [1, 2])
     assert found.attempts == 3  # `job_of` has begun one
-
-
-def test_a_trial_past_its_deadline_is_killed_and_the_next_one_runs(slots, tmp_path):
-    job = placed(slots, job_of(tmp_path / "t0"))
-    slot = slots.slot(job)
-    serial = slot.start(job)
-    while (event := slot.event(serial, 0)) is None:
-        pass
-    assert isinstance(event, Point)
-    slot.stop("past its deadline")
-    assert slot.event(serial, 1) == Failure("past its deadline")
-    list(slots.run(job))
-    assert record.read_trial(job.folder).status == "ok"
 
 
 WITHOUT_RAY = {

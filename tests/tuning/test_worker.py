@@ -277,15 +277,6 @@ def test_a_point_beyond_the_curve_waits_for_no_decision(tmp_path, job):
         assert observer.point(dataclasses.replace(point, index=index))
 
 
-def test_a_point_travels_whole(tmp_path, job):
-    """Jobs and events go from process to process."""
-    worker.work(job, Parent(tmp_path), alone())
-    (point, _) = record.read_trial(tmp_path).points
-    assert pickle.loads(pickle.dumps(point)) == point
-    assert isinstance(point, Point)
-    assert pickle.loads(pickle.dumps(job)) == job
-
-
 def started(monkeypatch, tmp_path, *specs):
     """What Ray Train is given for groups of these kinds."""
     given = []
