@@ -18,12 +18,6 @@ def planned(folder, measured=None, **content):
     return plan.values(searches.make(folder, searches.FILE | content), folder.parent, measured or {})
 
 
-def test_a_plan_of_probes_names_a_rate_as_its_objective(tmp_path):
-    values = planned(tmp_path / "night", {"parameters": 2**20}, objective="samples_per_s")
-    assert values["objective"] == "images/s of the training; no model is evaluated"
-    assert values["disk_mib"] == 0, "speed alone leaves no weights"
-
-
 def test_an_unknown_evaluation_is_null_and_named(tmp_path):
     """0.0 would say that it costs nothing."""
     values = planned(tmp_path / "night")

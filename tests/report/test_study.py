@@ -6,7 +6,6 @@ import yaml
 from tests import searches
 from tunediff import analysis, search_space
 from tunediff import config as cfg
-from tunediff.config import ConfigError
 from tunediff.core.journal import Journal
 from tunediff.report import files, study
 from tunediff.tuning import experiment
@@ -213,15 +212,6 @@ def test_every_kind_of_figure_is_drawn_whatever_became_of_the_trials(tmp_path, k
     found = finished(tmp_path / "night", FIGURES[kind], measure, ends, number=0 if fate == "nothing" else None)
     assert {"study.csv", "study.md", "study.png"} <= {*files.write_search(found)}
     assert (found.folder / "study.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_search_without_a_study_has_no_table(tmp_path):
-    content = yaml.safe_load(GRID)
-    del content["study"]
-    found = finished(tmp_path / "night", yaml.safe_dump(content, sort_keys=False), by_grid)
-    assert "study.csv" not in files.write_search(found)
-    with pytest.raises(ConfigError, match="night: its search file has no study:"):
-        study.table(found)
 
 
 def test_runs_that_repeat_the_baseline_are_one_row(tmp_path):

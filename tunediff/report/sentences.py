@@ -175,17 +175,9 @@ def _is_ratio(one: Candidate) -> bool:
 def _no_result(result: Result) -> str:
     statuses = result.search.statuses if result.search is not None else {}
     begun = statuses.get(Status.UNFINISHED, 0)
-    if not statuses:
-        return "No trial has begun yet."
-    if not begun:
-        return (
-            f"No result: none of {pluralize(result.runs, 'trial')} that ended has one; see"
-            " Failures."
-        )
-    ended = f", and {result.runs} ended without one" if result.runs else ""
-    return (
-        f"No trial has a result yet: {pluralize(begun, 'trial is', 'trials are')} under way{ended}."
-    )
+    under_way = f"{pluralize(begun, 'trial is', 'trials are')} under way" if begun else ""
+    ended = f"{result.runs} ended without one, see Failures" if result.runs else ""
+    return f"No result yet: {', '.join(filter(None, [under_way, ended])) or 'no trial has begun'}."
 
 
 def _one_run_each(result: Result) -> str:
