@@ -140,7 +140,7 @@ def listed(folder: Path, results: Path) -> tuple[list[str], list[str]]:
 
     In a git repository those that git tracks, in submodules and by links too, and new ones that it
     would add, but for hidden ones; else Python files. What is in `results`, a folder below, is
-    none, nor what an earlier comparison has left with `--out`.
+    none, nor what an earlier comparison has left with `--out`, nor the file that takes our output.
     """
 
     def names(*options: str) -> list[str]:
@@ -159,8 +159,12 @@ def listed(folder: Path, results: Path) -> tuple[list[str], list[str]]:
         else:  # another repository, which git names as a folder
             left.append(f"{name}/")
     for name in new:
-        hidden = any(part.startswith(".") for part in Path(name).parts)
-        (left if hidden or not _is_regular(folder / name) else found).append(name)
+        other = any(part.startswith(".") for part in Path(name).parts) or not (
+            _is_regular(folder / name)
+            # such as of `compare … > log.txt`
+            and all(not os.path.samestat(os.stat(folder / name), os.fstat(out)) for out in (1, 2))
+        )
+        (left if other else found).append(name)
     found = [name for name in found if (folder / name).is_file()]
     parents = {parent for name in found for parent in Path(name).parents} - {Path()}
     proofs = [one for one in parents if (folder / one / PROOF).is_file()]
