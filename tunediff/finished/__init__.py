@@ -1,0 +1,1 @@
+"""Runs that have ended elsewhere: read from their logs, and judged."""
