@@ -1,0 +1,208 @@
+"""Judge two public records from their own logs: modded-nanogpt and AlgoPerf 0.5.
+
+    python -m benchmarks.public_records read MODDED_NANOGPT SUBMISSIONS_ALGORITHMS TARGETS.json
+    python -m benchmarks.public_records algoperf      # the recount and its ranks
+    python -m benchmarks.public_records track3        # the noise of a run of track 3
+
+`read` takes work trees of KellerJordan/modded-nanogpt and mlcommons/submissions_algorithms and
+writes the parsed numbers to ray_results/reference/public-records: no log is copied. The other
+commands, and `tunediff judge` on the folders there, need nothing else.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tunediff.core.target import Target
+from tunediff.finished.runs import FinishedRun, RunReader
+
+PARSED = Path(__file__).parent.parent / "ray_results" / "reference" / "public-records"
+TRACK_1 = {
+    "2025-12-21_SmoothedScalars": ("12-19-Baseline", "12-21-Smoothed-Scalars"),
+    "2025-12-31_GatesToCompiledAdam": ("12-29-baseline", "12-31-gates-to-adam-20stps"),
+    "2026-01-18_UnifiedOptimizers": ("baseline", "unified-optimizer"),
+    "2026-01-24_ImprovedLMHead": ("baseline_retime", "record"),
+    "2026-02-16_FlattenForward": ("baseline", "pr233"),
+    "2026-02-28_TransposeCopyBackward": ("baseline", "this_pr"),
+    "2026-03-22_VarlenMaxDocs": ("baseline", "combined"),
+    "2026-04-22_MuddFormer": ("baseline-s1480", "this_pr_v3"),
+    "2026-04-29_XSAGatedLayers": ("baseline-s1440", "this_pr_v1-s1410"),
+    "2026-05-19_FP8MLPUpProj": ("baseline", "this_record"),
+    "2026-05-20_BigramsSignTrick": ("baseline", "pr299"),
+    "2026-05-27-MuddGatedAndDC": ("xsa-baseline-s1385", "this_pr_v3"),
+    "2026-06-11_RecursiveFromBest": ("baseline_pr299", "this_pr"),
+    "2026-07-13_PrefixTokenPrediction": ("baseline-1390-8x", "prefix-1375-8x"),
+    "2026-07-17_FP8DownProjection": ("baseline", "this_pr"),
+}
+"""Records whose pull request has runs of the prior record beside its own; found by hand, by the
+names of the folders."""
+TIME = r"train_time:([\d.]+)ms"
+EXTERNAL = "previous_leaderboards/algoperf_v05/logs/external_tuning"
+RISING = ("ssim", "mean_average_precision", "bleu", "accuracy")
+LONGEST_RATIO, GRID, RESAMPLES = 4.0, 301, 1_000
+"""AlgoPerf's performance profile goes from 1 to 4 times the best time."""
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    """Write rows of parsed numbers as JSON lines."""
+    path = PARSED / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def rows(name: str) -> list[dict[str, Any]]:
+    """Return rows of parsed numbers."""
+    return [json.loads(line) for line in (PARSED / name).read_text().splitlines()]
+
+
+def _row(run: FinishedRun) -> dict[str, Any]:
+    return {"run": run.name, "val_loss": run.value, "seconds": run.seconds, "step": run.length}
+
+
+# ---- modded-nanogpt
+def read_nanogpt(tree: Path) -> None:
+    """Write a file for each side of a record of track 1, and one for track 3."""
+    reader = RunReader("val_loss", "min", time=TIME)
+    for record, sides in TRACK_1.items():
+        for label, folder in zip(("baseline", "record"), sides, strict=True):
+            runs = reader.read(str(tree / "records" / "track_1_short" / record / folder))
+            write(f"nanogpt/{record}/{label}.jsonl", [_row(run) for run in runs])
+    runs = reader.read(str(tree / "records" / "track_3_optimization" / "results"))
+    write("nanogpt-track-3.jsonl", [_row(run) for run in runs if run.value is not None])
+
+
+def track3() -> None:
+    """Print the standard deviation of a run's final loss, pooled over results of five or more."""
+    groups = collections.defaultdict[tuple[str, float], list[float]](list)
+    for row in rows("nanogpt-track-3.jsonl"):
+        groups[row["run"].rpartition("/")[0], row["step"]].append(row["val_loss"])
+    large = [values for values in groups.values() if len(values) >= 5]
+    sds = np.array([np.std(values, ddof=1) for values in large])
+    freedom = np.array([len(values) - 1 for values in large])
+    pooled = math.sqrt(float((sds**2 * freedom).sum() / freedom.sum()))
+    print(f"results: {len(large)}, runs: {sum(map(len, large))}, degrees of freedom: {freedom.sum()}")
+    print(f"sd of a run: {pooled:.5f} (least {sds.min():.5f}, most {sds.max():.5f}); the rule's: 0.0013")
+
+
+# ---- AlgoPerf
+def read_algoperf(tree: Path, targets: Path) -> None:
+    """Write the seconds to the validation target of every trial under external tuning."""
+    content = json.loads(targets.read_text())
+    found = list[dict[str, Any]]()
+    pattern = re.compile(r"([^/]+)/study_(\d+)/(.+?)_(?:jax|pytorch)/trial_(\d+)/")
+    for workload in content["base_workloads"] + content["held_out_workloads"]:
+        about = content["workloads"][workload]
+        metric = f"validation/{about['target_metric_name']}"
+        is_rising = about["target_metric_name"] in RISING
+        until = Target(metric, ">=" if is_rising else "<=", about["validation_target_value"])
+        mode = "max" if is_rising else "min"
+        reader = RunReader(metric, mode, time="accumulated_submission_time", until=until)
+        for framework in ("jax", "pytorch"):
+            place = f"*/study_*/{workload}_{framework}/trial_*/eval_measurements.csv"
+            if not any((tree / EXTERNAL).glob(place)):
+                continue
+            for run in reader.read(str(tree / EXTERNAL / place)):
+                match = pattern.search(f"{run.name}")
+                assert match is not None
+                found.append(
+                    {
+                        "submission": match[1],
+                        "workload": workload,
+                        "study": int(match[2]),
+                        "trial": int(match[4]),
+                        "seconds": run.seconds,
+                    }
+                )
+    write("algoperf-0.5.jsonl", found)
+
+
+Times = dict[str, dict[str, np.ndarray[Any, np.dtype[np.float64]]]]
+
+
+def study_times() -> Times:
+    """Return the best seconds of each study [studies], by submission and workload; ∞: a miss."""
+    best = collections.defaultdict[tuple[str, str], dict[int, float]](dict)
+    for row in rows("algoperf-0.5.jsonl"):
+        seconds = math.inf if not row["seconds"] else row["seconds"]
+        studies = best[row["submission"], row["workload"]]
+        studies[row["study"]] = min(seconds, studies.get(row["study"], math.inf))
+    times: Times = collections.defaultdict(dict)
+    for (submission, workload), studies in best.items():
+        times[submission][workload] = np.array([studies[study] for study in sorted(studies)])
+    return times
+
+
+def scores(times: Times, draw: np.random.Generator | None = None) -> dict[str, float]:
+    """Return AlgoPerf's score of each submission, the area under its performance profile.
+
+    A workload counts by the median of its studies, and as missed where its held-out variant is.
+    draw: studies are drawn again, with replacement.
+    """
+
+    def median(values: Any) -> float:
+        if values is None:
+            return math.inf
+        return float(np.median(values if draw is None else draw.choice(values, len(values))))
+
+    names = {name for of in times.values() for name in of}
+    held_out = {name for name in names if any(name != o and name.startswith(o) for o in names)}
+    base = sorted(names - held_out)
+    variants = {name: next((h for h in sorted(held_out) if h.startswith(name)), None) for name in base}
+    medians = dict[str, list[float]]()
+    for submission, of in times.items():
+        medians[submission] = []
+        for name in base:
+            held = variants[name]
+            met = held is None or math.isfinite(median(of.get(held)))
+            medians[submission].append(median(of.get(name)) if met else math.inf)
+    table = np.array([medians[submission] for submission in times])
+    with np.errstate(invalid="ignore"):
+        ratios = np.where(np.isfinite(table), table / table.min(axis=0), math.inf)
+    taus = np.linspace(1, LONGEST_RATIO, GRID)
+    profile = (ratios[:, :, None] <= taus).mean(axis=1)
+    areas = np.trapezoid(profile, taus, axis=1) / (LONGEST_RATIO - 1)
+    return dict(zip(times, map(float, areas), strict=True))
+
+
+def algoperf() -> None:
+    """Print each submission's score and rank, with 95 % intervals over the studies."""
+    times, draw = study_times(), np.random.default_rng(0)
+    found = scores(times)
+    order = sorted(found, key=lambda name: -found[name])
+    resampled = [scores(times, draw) for _ in range(RESAMPLES)]
+    ranks = collections.defaultdict[str, list[int]](list)
+    for one in resampled:
+        for place, name in enumerate(sorted(one, key=lambda name: -one[name]), 1):
+            ranks[name].append(place)
+    print("| rank | submission | score | 95 % | rank, 95 % | ahead of the next in |")
+    print("|---|---|---|---|---|---|")
+    for place, name in enumerate(order, 1):
+        low, high = np.quantile([one[name] for one in resampled], [0.025, 0.975])
+        first, last = np.quantile(ranks[name], [0.025, 0.975], method="nearest")
+        behind = order[place] if place < len(order) else None
+        ahead = np.mean([one[name] > one[behind] for one in resampled]) if behind else math.nan
+        share = f"{ahead:.0%}" if behind else ""
+        print(f"| {place} | {name} | {found[name]:.3f} | {low:.3f} to {high:.3f} | {first} to {last} | {share} |")
+
+
+def main(words: list[str]) -> None:
+    """See the module."""
+    if words[:1] == ["read"] and len(words) == 4:
+        read_nanogpt(Path(words[1]))
+        read_algoperf(Path(words[2]), Path(words[3]))
+    elif words in (["algoperf"], ["track3"]):
+        {"algoperf": algoperf, "track3": track3}[words[0]]()
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
