@@ -88,8 +88,12 @@ def track3() -> None:
     sds = np.array([np.std(values, ddof=1) for values in large])
     freedom = np.array([len(values) - 1 for values in large])
     pooled = math.sqrt(float((sds**2 * freedom).sum() / freedom.sum()))
-    print(f"results: {len(large)}, runs: {sum(map(len, large))}, degrees of freedom: {freedom.sum()}")
-    print(f"sd of a run: {pooled:.5f} (least {sds.min():.5f}, most {sds.max():.5f}); the rule's: 0.0013")
+    print(
+        f"results: {len(large)}, runs: {sum(map(len, large))}, degrees of freedom: {freedom.sum()}"
+    )
+    print(
+        f"sd of a run: {pooled:.5f} (least {sds.min():.5f}, most {sds.max():.5f}); the rule's: 0.0013"
+    )
 
 
 # ---- AlgoPerf
@@ -155,7 +159,9 @@ def scores(times: Times, draw: np.random.Generator | None = None) -> dict[str, f
     names = {name for of in times.values() for name in of}
     held_out = {name for name in names if any(name != o and name.startswith(o) for o in names)}
     base = sorted(names - held_out)
-    variants = {name: next((h for h in sorted(held_out) if h.startswith(name)), None) for name in base}
+    variants = {
+        name: next((h for h in sorted(held_out) if h.startswith(name)), None) for name in base
+    }
     medians = dict[str, list[float]]()
     for submission, of in times.items():
         medians[submission] = []
@@ -190,7 +196,9 @@ def algoperf() -> None:
         behind = order[place] if place < len(order) else None
         ahead = np.mean([one[name] > one[behind] for one in resampled]) if behind else math.nan
         share = f"{ahead:.0%}" if behind else ""
-        print(f"| {place} | {name} | {found[name]:.3f} | {low:.3f} to {high:.3f} | {first} to {last} | {share} |")
+        print(
+            f"| {place} | {name} | {found[name]:.3f} | {low:.3f} to {high:.3f} | {first} to {last} | {share} |"
+        )
 
 
 def main(words: list[str]) -> None:

@@ -203,7 +203,9 @@ class FinishedComparison:
                 found["runs_needed"] = needed
         return found
 
-    def _versus(self, base: Sequence[FinishedRun], runs: Sequence[FinishedRun]) -> dict[str, object]:
+    def _versus(
+        self, base: Sequence[FinishedRun], runs: Sequence[FinishedRun]
+    ) -> dict[str, object]:
         """Return the tests of runs against those of the first set."""
         rules, paired = self.rules, self.rules.paired_by is not None
         (a, a_s), (b, b_s) = self._arrays(base), self._arrays(runs)

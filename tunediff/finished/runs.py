@@ -26,9 +26,11 @@ from tunediff.core.target import Target
 TEXTS, TABLES = (".txt", ".log", ".out", ".err", ".md", ""), (".csv", ".jsonl", ".ndjson", ".json")
 NAMES = ("name", "run", "run_name", "id", "run_id", "seed")
 """Columns that name a run in a table with a row a run, in any case."""
-LENGTH = re.compile(r"\b(?:global_?)?(?:step|iter|iteration|epoch)s?\s*[:=/ ]\s*(\d+)", re.IGNORECASE)
+LENGTH = re.compile(
+    r"\b(?:global_?)?(?:step|iter|iteration|epoch)s?\s*[:=/ ]\s*(\d+)", re.IGNORECASE
+)
 LENGTHS = ("global_step", "_step", "step", "iteration", "iter", "epoch")
-UNITS_S = {"ms": 1e-3, "us": 1e-6, "µs": 1e-6, "m": 60.0, "min": 60.0, "h": 3600.0}
+PER_SECOND = {"ms": 1e3, "us": 1e6, "µs": 1e6, "m": 1 / 60, "min": 1 / 60, "h": 1 / 3600}
 _UNIT = re.compile(r"\s?(ms|us|µs|min|m|h)(?!\w)")
 SHOWN_LINES = 3
 
@@ -224,7 +226,7 @@ def _places(text: str, word: str) -> Iterator[int]:
 
 def _seconds_in(text: str, match: re.Match[str]) -> float:
     unit = _UNIT.match(text, match.end(1))
-    return as_number(match[1]) * UNITS_S.get(unit[1] if unit else "", 1.0)
+    return as_number(match[1]) / PER_SECOND.get(unit[1] if unit else "", 1.0)
 
 
 def is_diverged(run: FinishedRun) -> bool:

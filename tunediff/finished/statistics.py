@@ -28,7 +28,7 @@ class Test(NamedTuple):
     """The result of one test of a difference of means, or of a mean from a number."""
 
     method: str
-    """`welch`, `paired_t`, `one_sample_t`, `z`, `rank_sum` or `signed_rank`."""
+    """`welch`, `paired_t`, `one_sample_t`, `z`, `rank_sum` or `sign`."""
     estimate: float | None
     """Difference, or ratio of geometric means; None: a test by ranks has none."""
     low: float | None
@@ -73,7 +73,7 @@ def compare(
     """Test whether B's mean differs from A's: Welch's t-test, of pairs Student's.
 
     a, b: values of at least two runs each; infinite ones, which are longer than any, are compared
-    by ranks (Mann–Whitney, Wilcoxon). ratios: of geometric means, for positive values. bound: the
+    by ranks (Mann–Whitney), pairs by their signs. ratios: of geometric means, for positive values. bound: the
     difference, or ratio − 1, that a one-sided test shows B to be below. Source of the degrees of
     freedom: B. L. Welch, Biometrika 34 (1947), 28–35.
     """
