@@ -2,7 +2,10 @@
 
     python -m benchmarks.public_records read MODDED_NANOGPT SUBMISSIONS_ALGORITHMS TARGETS.json
     python -m benchmarks.public_records algoperf      # the recount and its ranks
+    python -m benchmarks.public_records track1        # 15 records beside the prior one, run again
     python -m benchmarks.public_records track3        # the noise of a run of track 3
+    python -m benchmarks.public_records rule          # what p < 0.01 lets pass, and how many runs it needs
+    python -m benchmarks.public_records figures       # both figures of the page
 
 `read` takes work trees of KellerJordan/modded-nanogpt and mlcommons/submissions_algorithms and
 writes the parsed numbers to ray_results/reference/public-records: no log is copied. The other
@@ -17,14 +20,21 @@ import math
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 from tunediff.core.target import Target
+from tunediff.finished import statistics
+from tunediff.finished.comparison import FinishedComparison, Rules, RunSet, SetResult
 from tunediff.finished.runs import FinishedRun, RunReader
 
 PARSED = Path(__file__).parent.parent / "ray_results" / "reference" / "public-records"
+FIGURES = Path(__file__).parent.parent / "docs" / "images"
+TARGET, MARGIN = 3.28, 0.001
+RULE_LEVEL, RULE_MARGIN, RULE_SD = 0.01, 0.0015, 0.0013
+"""Of the rules: p-value; how far below the target records aim; the noise of a run."""
 TRACK_1 = {
     "2025-12-21_SmoothedScalars": ("12-19-Baseline", "12-21-Smoothed-Scalars"),
     "2025-12-31_GatesToCompiledAdam": ("12-29-baseline", "12-31-gates-to-adam-20stps"),
@@ -94,6 +104,52 @@ def track3() -> None:
     print(
         f"sd of a run: {pooled:.5f} (least {sds.min():.5f}, most {sds.max():.5f}); the rule's: 0.0013"
     )
+
+
+def judged() -> dict[str, tuple[SetResult, SetResult, str]]:
+    """Return (baseline, record, verdict) of each record of track 1, as `tunediff judge` has it."""
+    rules = Rules(
+        "val_loss", better="time", one_sided=True, margin=MARGIN,
+        target=Target("val_loss", "<=", TARGET),
+    )  # fmt: skip
+    found = {}
+    for record in TRACK_1:
+        reader = RunReader("val_loss", "min", time="seconds")
+        files = [PARSED / "nanogpt" / record / f"{side}.jsonl" for side in ("baseline", "record")]
+        sets = [RunSet(path.stem, reader.read(str(path))) for path in files]
+        comparison = FinishedComparison(sets, rules)
+        baseline, new = comparison.results
+        found[record] = baseline, new, comparison.verdict(new)
+    return found
+
+
+def track1() -> None:
+    """Print each record of track 1 beside the prior one, which its authors ran again."""
+    print("| record | runs | time, ratio | p | loss, difference | no worse by 0.001, p | meets 3.28, p"
+          " | prior meets it, p | runs for 0.001 | verdict |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|---|---|")
+    for record, (baseline, new, verdict) in judged().items():
+        time, loss, margin = new.time, new.difference, new.no_worse
+        assert None not in (time, loss, margin, baseline.target, new.target)
+        print(f"| {record} | {len(baseline.values)}, {len(new.values)} | {time.estimate:.4f}"
+              f" ({time.low:.4f} to {time.high:.4f}) | {time.p:.1e} | {loss.estimate:+.5f} |"
+              f" {margin.p:.3f} | {new.target.p:.4f} | {baseline.target.p:.3f} | {new.runs_needed}"
+              f" | {verdict} |")  # fmt: skip
+
+
+def rule() -> None:
+    """Print what a test after each run lets pass, and how many runs a margin needs."""
+    for most in (10, 20, 40):
+        share = statistics.p_if_repeated(RULE_LEVEL, [most], True)
+        print(
+            f"mean at the target, tested at {RULE_LEVEL} after each of {most} runs: {share:.1%} pass"
+        )
+    for runs in (5, 8, 13, 20):
+        error = RULE_SD / math.sqrt(runs)
+        power = statistics.power_of(RULE_MARGIN, error, runs - 1, RULE_LEVEL, True)
+        print(f"mean {RULE_MARGIN} below the target, {runs} runs: {power:.0%} pass")
+    needed = statistics.runs_needed(RULE_MARGIN, RULE_SD, RULE_LEVEL, True, sets=1)
+    print(f"runs to pass in 80 %: {needed}")
 
 
 # ---- AlgoPerf
@@ -178,8 +234,18 @@ def scores(times: Times, draw: np.random.Generator | None = None) -> dict[str, f
     return dict(zip(times, map(float, areas), strict=True))
 
 
-def algoperf() -> None:
-    """Print each submission's score and rank, with 95 % intervals over the studies."""
+class Place(NamedTuple):
+    """The place of a submission, with 95 % intervals over the studies."""
+
+    submission: str
+    score: float
+    scores: tuple[float, float]
+    ranks: tuple[int, int]
+    ahead_of_next: float | None
+
+
+def places() -> list[Place]:
+    """Return the submissions in the order of their scores."""
     times, draw = study_times(), np.random.default_rng(0)
     found = scores(times)
     order = sorted(found, key=lambda name: -found[name])
@@ -188,17 +254,63 @@ def algoperf() -> None:
     for one in resampled:
         for place, name in enumerate(sorted(one, key=lambda name: -one[name]), 1):
             ranks[name].append(place)
-    print("| rank | submission | score | 95 % | rank, 95 % | ahead of the next in |")
-    print("|---|---|---|---|---|---|")
-    for place, name in enumerate(order, 1):
+    result = []
+    for name, behind in zip(order, [*order[1:], None], strict=True):
         low, high = np.quantile([one[name] for one in resampled], [0.025, 0.975])
         first, last = np.quantile(ranks[name], [0.025, 0.975], method="nearest")
-        behind = order[place] if place < len(order) else None
-        ahead = np.mean([one[name] > one[behind] for one in resampled]) if behind else math.nan
-        share = f"{ahead:.0%}" if behind else ""
-        print(
-            f"| {place} | {name} | {found[name]:.3f} | {low:.3f} to {high:.3f} | {first} to {last} | {share} |"
-        )
+        ahead = behind and float(np.mean([one[name] > one[behind] for one in resampled]))
+        result.append(Place(name, found[name], (low, high), (int(first), int(last)), ahead or None))
+    return result
+
+
+def algoperf() -> None:
+    """Print each submission's score and rank, with 95 % intervals over the studies."""
+    print("| rank | submission | score | 95 % | rank, 95 % | ahead of the next in |")
+    print("|---|---|---|---|---|---|")
+    for rank, place in enumerate(places(), 1):
+        (low, high), (first, last) = place.scores, place.ranks
+        share = "" if place.ahead_of_next is None else f"{place.ahead_of_next:.0%}"
+        print(f"| {rank} | {place.submission} | {place.score:.3f} | {low:.3f} to {high:.3f} |"
+              f" {first} to {last} | {share} |")  # fmt: skip
+
+
+# ---- figures
+def figures() -> None:
+    """Draw both figures of the page."""
+    found = judged()
+    figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(9, 5), layout="constrained")
+    for row, (_, new, _) in enumerate(found.values()):
+        for axes, test, scale in ((left, new.time, 100.0), (right, new.difference, 1000.0)):
+            assert test is not None
+            shift = 1.0 if axes is left else 0.0
+            ends = [scale * (value - shift) for value in (test.low, test.high)]
+            axes.plot(ends, [row, row], color="tab:blue")
+            axes.plot(scale * (test.estimate - shift), row, "o", color="tab:blue")
+    left.set_yticks(range(len(found)), list(found))
+    left.invert_yaxis()
+    left.set_xlabel("seconds of a run, change in %")
+    right.set_xlabel("validation loss, change in thousandths")
+    left.axvline(0, color="gray", linewidth=0.8)
+    right.axvline(0, color="gray", linewidth=0.8)
+    right.axvline(1000 * MARGIN, color="tab:red", linewidth=0.8, linestyle="--")
+    figure.suptitle(
+        "Fifteen records beside the prior one: 90 % intervals; dashed: the margin of 0.001"
+    )
+    figure.savefig(FIGURES / "records-nanogpt.png", dpi=110)
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    order = places()
+    for row, place in enumerate(order, 1):
+        axes.plot(place.ranks, [row, row], color="tab:blue")
+        axes.plot(row, row, "o", color="tab:blue")
+    axes.set_yticks(range(1, len(order) + 1), [place.submission for place in order])
+    axes.set_xticks(range(1, len(order) + 1))
+    axes.invert_yaxis()
+    axes.set_xlabel("rank, and in which places 95 % of resampled studies put it")
+    figure.savefig(FIGURES / "records-algoperf.png", dpi=110)
+
+
+PRINTED = (track1, track3, rule, algoperf, figures)
 
 
 def main(words: list[str]) -> None:
@@ -206,8 +318,8 @@ def main(words: list[str]) -> None:
     if words[:1] == ["read"] and len(words) == 4:
         read_nanogpt(Path(words[1]))
         read_algoperf(Path(words[2]), Path(words[3]))
-    elif words in (["algoperf"], ["track3"]):
-        {"algoperf": algoperf, "track3": track3}[words[0]]()
+    elif len(words) == 1 and words[0] in (commands := {c.__name__: c for c in PRINTED}):
+        commands[words[0]]()
     else:
         sys.exit(__doc__)
 
