@@ -130,7 +130,11 @@ def track1() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|")
     for record, (baseline, new, verdict) in judged().items():
         time, loss, margin = new.time, new.difference, new.no_worse
-        assert None not in (time, loss, margin, baseline.target, new.target)
+        assert time is not None, record
+        assert loss is not None, record
+        assert margin is not None, record
+        assert baseline.target is not None, record
+        assert new.target is not None, record
         print(f"| {record} | {len(baseline.values)}, {len(new.values)} | {time.estimate:.4f}"
               f" ({time.low:.4f} to {time.high:.4f}) | {time.p:.1e} | {loss.estimate:+.5f} |"
               f" {margin.p:.3f} | {new.target.p:.4f} | {baseline.target.p:.3f} | {new.runs_needed}"

@@ -225,7 +225,7 @@ def printed_step(values: NDArray[np.float64]) -> float:
     return max(value_step(values), 10.0 ** -max(0, *decimals, 0)) if finite else 0.0
 
 
-def quantile(probability: float, freedom: int) -> float:
+def quantile(probability: float, freedom: float) -> float:
     """Return a quantile of Student's t distribution."""
     return float(special.stdtrit(freedom, probability))
 

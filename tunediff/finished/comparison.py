@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -184,13 +184,13 @@ class FinishedComparison:
             result = dataclasses.replace(result, pairs=len(keys), unpaired=unpaired)
         return dataclasses.replace(result, **self._versus(base, counted))
 
-    def _against_target(self, values: Values) -> dict[str, object]:
+    def _against_target(self, values: Values) -> dict[str, Any]:
         """Return whether a mean meets the target, what runs that needs, and what looking does."""
         rules, target = self.rules, self.rules.target
         assert target is not None
         sign = 1.0 if self.lower else -1.0
         test = statistics.against(sign * values, sign * target.value, rules.level, rules.sd)
-        found: dict[str, object] = {"target": test}
+        found: dict[str, Any] = {"target": test}
         if len(self.sets) < 2 and test.error > 0:
             counts = [len(values)]
             found["p_if_repeated"] = statistics.p_if_repeated(test.p, counts, True)
@@ -203,18 +203,14 @@ class FinishedComparison:
                 found["runs_needed"] = needed
         return found
 
-    def _versus(
-        self, base: Sequence[FinishedRun], runs: Sequence[FinishedRun]
-    ) -> dict[str, object]:
+    def _versus(self, base: Sequence[FinishedRun], runs: Sequence[FinishedRun]) -> dict[str, Any]:
         """Return the tests of runs against those of the first set."""
         rules, paired = self.rules, self.rules.paired_by is not None
         (a, a_s), (b, b_s) = self._arrays(base), self._arrays(runs)
         level, one_sided = rules.level, rules.one_sided
         rising = (a, b) if self.lower else (-a, -b)
         difference = statistics.compare(*rising, level, one_sided, paired=paired)
-        found: dict[str, object] = {
-            "difference": difference if self.lower else _mirrored(difference)
-        }
+        found: dict[str, Any] = {"difference": difference if self.lower else _mirrored(difference)}
         if self.lower and min(a.min(), b.min()) > 0:
             found["ratio"] = statistics.compare(a, b, level, one_sided, True, paired)
         if len(a_s) and len(b_s) and min(a_s.min(), b_s.min()) > 0:
@@ -247,7 +243,7 @@ class FinishedComparison:
 
     def _is_ahead(self, result: SetResult, test: Test) -> bool:
         first = self.sets[0]
-        if test.estimate is None:  # ranks: by the medians
+        if math.isnan(test.estimate):  # ranks: by the medians
             runs = [run for run in first.runs if run.value is not None]
             values, seconds = self._arrays(runs)
             if result.seconds_decide:
@@ -268,7 +264,4 @@ class FinishedComparison:
 
 def _mirrored(test: Test) -> Test:
     """Return the test of a difference of values whose signs were turned."""
-    low, middle, high = (
-        None if value is None else -value for value in (test.high, test.estimate, test.low)
-    )
-    return test._replace(estimate=middle, low=low, high=high)
+    return test._replace(estimate=-test.estimate, low=-test.high, high=-test.low)

@@ -136,6 +136,7 @@ class RunReader:
 
     def _lines(self, text: str) -> Iterator[tuple[int, str]]:
         """Yield the lines in which a value may be, with their places."""
+        places: Iterator[int]
         if self.pattern is not None:
             places = (match.start() for match in re.finditer(self.pattern, text, re.MULTILINE))
         elif self.objective in text:

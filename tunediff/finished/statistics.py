@@ -29,11 +29,11 @@ class Test(NamedTuple):
 
     method: str
     """`welch`, `paired_t`, `one_sample_t`, `z`, `rank_sum` or `sign`."""
-    estimate: float | None
-    """Difference, or ratio of geometric means; None: a test by ranks has none."""
-    low: float | None
+    estimate: float
+    """Difference, or ratio of geometric means; NaN: a test by ranks has none."""
+    low: float
     """Its confidence interval of 1 − level; of a one-sided test 1 − 2 × level."""
-    high: float | None
+    high: float
     p: float
     """Two-sided; one-sided for «is smaller» where that was asked."""
     freedom: float = math.nan
@@ -96,7 +96,7 @@ def compare(
     test = _test("paired_t" if paired else "welch", offset, error, freedom, level, one_sided, bound)
     if not ratios:
         return test
-    middle, low, high = (math.exp(value or 0.0) for value in test[1:4])
+    middle, low, high = (math.exp(value) for value in test[1:4])
     return test._replace(estimate=middle, low=low, high=high)
 
 
@@ -110,8 +110,14 @@ def _by_ranks(a: Values, b: Values, one_sided: bool, paired: bool) -> Test:
         lower, moved = int((signs < 0).sum()), int((signs != 0).sum())
         other = "greater" if one_sided else "two-sided"
         p = float(stats.binomtest(lower, moved, 0.5, other).pvalue) if moved else 1.0
-        return Test("sign", None, None, None, p)
-    return Test("rank_sum", None, None, None, float(stats.mannwhitneyu(b, a, alternative=side)[1]))
+        return Test("sign", math.nan, math.nan, math.nan, p)
+    return Test(
+        "rank_sum",
+        math.nan,
+        math.nan,
+        math.nan,
+        float(stats.mannwhitneyu(b, a, alternative=side)[1]),
+    )
 
 
 def against(
@@ -120,7 +126,7 @@ def against(
     """Test whether a mean is below a number (or differs from it): Student's t-test, or a z-test
     with the given standard deviation of a run."""
     if not np.isfinite(values).all():
-        return Test("one_sample_t", None, None, None, 1.0)
+        return Test("one_sample_t", math.nan, math.nan, math.nan, 1.0)
     offset, count = float(values.mean()) - number, len(values)
     if sd is not None:
         return _test("z", offset, sd / math.sqrt(count), math.inf, level, one_sided)
