@@ -21,7 +21,7 @@ from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.sequential import Rules
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
-from tunediff.judge import frozen_code
+from tunediff.proof import frozen_code
 from tunediff.ray_backend import connection
 from tunediff.report import reading, tables
 from tunediff.tuning import resources, sessions

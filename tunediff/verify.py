@@ -15,7 +15,7 @@ from tunediff import cli
 from tunediff.core import text
 from tunediff.core.errors import ConfigError
 from tunediff.core.options import JsonOptions, words_option
-from tunediff.judge import proof
+from tunediff.proof import proof
 
 
 class VerifyOptions(JsonOptions):

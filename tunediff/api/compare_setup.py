@@ -37,9 +37,9 @@ from tunediff.core.target import Target
 from tunediff.experiment.model import FILE, Experiment, Limit, SequentialTest, Share
 from tunediff.inspector import probe
 from tunediff.integrations import tracking
-from tunediff.judge import frozen_code, locked_judge, proof
-from tunediff.judge.frozen_code import SideCode
-from tunediff.judge.ledger import Ledger, own_level
+from tunediff.proof import frozen_code, locked_judge, proof
+from tunediff.proof.frozen_code import SideCode
+from tunediff.proof.ledger import Ledger, own_level
 from tunediff.report import plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import folder_of

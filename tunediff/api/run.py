@@ -32,7 +32,7 @@ from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.refusals import writing
 from tunediff.core.text import pluralize
 from tunediff.experiment.model import Experiment
-from tunediff.judge import frozen_code, ledger, locked_judge, proof
+from tunediff.proof import frozen_code, ledger, locked_judge, proof
 from tunediff.ray_backend import connection
 from tunediff.report import plan, reading, sentences
 from tunediff.report.console import Console

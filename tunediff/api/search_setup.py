@@ -28,7 +28,7 @@ from tunediff.experiment.model import FILE, Drawing, Experiment, RunLimit, is_se
 from tunediff.inspector import probe
 from tunediff.inspector.probe import Measured
 from tunediff.integrations import tracking
-from tunediff.judge import frozen_code
+from tunediff.proof import frozen_code
 from tunediff.report import plan, reading
 from tunediff.search_space import SearchSpace
 from tunediff.training import number_formats

@@ -22,7 +22,7 @@ from tunediff.core import text
 from tunediff.core.git import commit_of, git
 from tunediff.core.refusals import allow
 from tunediff.data.knobs import Data
-from tunediff.judge import frozen_code
+from tunediff.proof import frozen_code
 from tunediff.search_space.model import PAIR_SEED_OFFSET
 
 WHERE = "command line"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.judge.test_verify import program, verified  # noqa: F401
+from tests.proof.test_verify import program, verified  # noqa: F401
 from tunediff import compare
-from tunediff.judge import locked_judge
+from tunediff.proof import locked_judge
 
 BOASTS = """
 import argparse, pathlib, random

@@ -13,7 +13,7 @@ import pytest
 from tests.json_schemas import validate
 from tunediff import TunediffError, compare, run_comparison, verify
 from tunediff.analysis.comparison import Comparison
-from tunediff.judge import frozen_code
+from tunediff.proof import frozen_code
 
 NOISY = """
 import argparse, random

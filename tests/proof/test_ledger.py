@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tests.judge.test_verify import RUN, WORDS, program  # noqa: F401
+from tests.proof.test_verify import RUN, WORDS, program  # noqa: F401
 from tunediff import ConfigError, compare
-from tunediff.judge import ledger
-from tunediff.judge.ledger import FILE, RECHECK, ZETA, Ledger, level_of
+from tunediff.proof import ledger
+from tunediff.proof.ledger import FILE, RECHECK, ZETA, Ledger, level_of
 
 
 def compared(capsys, *words):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.judge.test_verify import WORDS, commit
+from tests.proof.test_verify import WORDS, commit
 from tunediff import ConfigError, compare
 from tunediff.api import sides
 

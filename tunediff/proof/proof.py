@@ -39,8 +39,8 @@ from tunediff.core.refusals import check_name, check_new, timed_name, writing
 from tunediff.core.text import rounded
 from tunediff.core.trial_record import JOURNAL, TrialRecord
 from tunediff.experiment import model
-from tunediff.judge import frozen_code, locked_judge
-from tunediff.judge.frozen_code import sha256
+from tunediff.proof import frozen_code, locked_judge
+from tunediff.proof.frozen_code import sha256
 from tunediff.report import reading, text
 from tunediff.report.reading import effect_of, measured
 from tunediff.report.sentences import interval
