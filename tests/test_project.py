@@ -16,7 +16,7 @@ MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
 PACKAGES = (
     "core", "config", "experiment", "search_space", "analysis", "distributed", "data", "training", "evaluation", "workloads",
     "profiling", "models", "tuning", "inspector", "ray_backend", "integrations", "report", "command", "proof", "finished", "api", "", "cli", "doctor", "mcp",
-    "compare", "evaluate", "export", "knobs", "profile", "sample", "judge", "search", "train", "verify", "__main__",
+    "compare", "evaluate", "export", "knobs", "profile", "sample", "judging", "search", "train", "verify", "__main__",
 )  # fmt: skip
 """Packages and single modules of `tunediff` in order: each imports only those before it. "" is `tunediff` itself."""
 KERNEL = {

@@ -27,6 +27,7 @@ from tunediff.core.point import Quantity
 if TYPE_CHECKING:
     from tunediff.api.ask_tell import AskedTrial, AskTellStudy, open_study
     from tunediff.api.compare import PairedComparison, run_comparison
+    from tunediff.api.finished import judge
     from tunediff.api.profile_run import ProfileResult
     from tunediff.api.search import Search, open_search, run_search
     from tunediff.api.training import Training, load_model, run_profile, run_training
@@ -38,7 +39,7 @@ __all__ = [
     "EvaluationStoppedError", "File",
     "Fixed", "Metric", "PairedComparison", "ProfileResult", "Quantity", "Range", "Search",
     "Training", "Trial",
-    "TunediffError", "load_model", "open_search", "open_study", "run_comparison", "run_profile",
+    "TunediffError", "judge", "load_model", "open_search", "open_study", "run_comparison", "run_profile",
     "run_search",
     "run_training",
 ]  # fmt: skip
@@ -46,6 +47,7 @@ _LAZY = {
     "training.trial": ["Trial"],
     "api.ask_tell": ["AskTellStudy", "AskedTrial", "open_study"],
     "api.search": ["Search", "open_search", "run_search"],
+    "api.finished": ["judge"],
     "api.compare": ["PairedComparison", "run_comparison"],
     "api.training": ["Training", "load_model", "run_profile", "run_training"],
     "api.profile_run": ["ProfileResult"],

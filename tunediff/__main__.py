@@ -18,6 +18,7 @@ COMMANDS = {
     "evaluate": "judge a model",
     "sample": "draw images from a diffusion model",
     "compare": "tell whether one configuration is better than another",
+    "judge": "tell what runs show that have already finished",
     "verify": "compute the verdict of somebody's comparison again",
     "profile": "show where the time of a training goes",
     "knobs": "list the knobs of a workload: type, bounds, default, help",
@@ -30,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first word names, or print what there is; return the code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        name = f"tunediff.{words[0]}"
+        # `tunediff.judge` is the function
+        name = f"tunediff.{'judging' if words[0] == 'judge' else words[0]}"
         package = importlib.import_module(name)
         module = (
             importlib.import_module(f"{name}.__main__") if hasattr(package, "__path__") else package

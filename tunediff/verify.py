@@ -15,6 +15,8 @@ from tunediff import cli
 from tunediff.core import text
 from tunediff.core.errors import ConfigError
 from tunediff.core.options import JsonOptions, words_option
+from tunediff.experiment.model import kind_of
+from tunediff.finished import result as finished
 from tunediff.proof import proof
 
 
@@ -31,16 +33,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = cli.parse("verify", __doc__, VerifyOptions, argv, exits)
     if not options.words:
         raise ConfigError("command line: nothing is not allowed; allowed: one or more folders")
-    folders = [proof.verify(Path(word)) for word in options.words]
+    paths = [Path(word) for word in options.words]
+    ended = [finished.verify(path) for path in paths if kind_of(path) == "finished"]
+    folders = [proof.verify(path) for path in paths if kind_of(path) != "finished"]
     verified = not any(checked.faults for checked in folders)
+    verified = verified and all(checked["verified"] for checked in ended)
     seen = dict[tuple[float, ...], Path]()
     for checked in folders:
         started = tuple(run.started for run in checked.comparison.runs)
         if (first := seen.setdefault(started, checked.folder)) is not checked.folder:
             checked.notes.append(f"has the runs of {first}: both are one result")
     if options.as_json:
-        cli.print_json({"folders": [checked.values for checked in folders]})
+        cli.print_json({"folders": [*ended, *(checked.values for checked in folders)]})
     else:
+        for values in ended:
+            print(text.block(values))
         for checked in folders:
             print("\n".join(_lines(checked)))
     return cli.OK if verified else cli.FAILED

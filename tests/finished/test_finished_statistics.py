@@ -110,5 +110,6 @@ def test_ranks_have_intervals():
     draw = np.random.default_rng(0)
     sets = [draw.normal(mean, 1, 20) for mean in (0.0, 0.1, 9.0)]
     found = statistics.ranks(sets, statistics.means)
-    assert [rank.low for rank in found[:2]] == [1, 1] and [rank.high for rank in found[:2]] == [2, 2]
+    assert [rank.low for rank in found[:2]] == [1, 1]
+    assert [rank.high for rank in found[:2]] == [2, 2]
     assert found[2] == (3, 3, 3, None)

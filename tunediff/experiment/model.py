@@ -26,7 +26,7 @@ from tunediff.core.options import Section, option
 
 FILE = "experiment.yaml"
 S = TypeVar("S", bound=Section)
-Kind = Literal["search", "confirmation", "comparison"]
+Kind = Literal["search", "confirmation", "comparison", "finished"]
 Mode = Literal["min", "max"]
 EarlyStopping = Literal["none", "asha"]
 Better = Literal["value", "time"]
@@ -165,6 +165,17 @@ class SequentialTest(RuleOfPairs):
     counted: Counted = "end"
 
 
+class FinishedRuns(Section):
+    """How runs are judged that have ended elsewhere."""
+
+    until_target: bool = False
+    """Whether seconds are those until the target."""
+    sd: float | None = None
+    """Standard deviation of a run's value, where it is known."""
+    paired_by: str | None = None
+    """A regular expression with one group, which names the pair of a run."""
+
+
 class Experiment(Section):
     """Candidates × seeds, run under one limit, until a rule is satisfied."""
 
@@ -194,6 +205,7 @@ class Experiment(Section):
     """SHA-256 of what judges them again at the end."""
     track: str | None = None
     """The service that shows runs."""
+    finished: FinishedRuns | None = None
 
     @classmethod
     def of(cls, content: Mapping[str, Any], where: str) -> Experiment:

@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tunediff.analysis.statistics import mean, sd
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.outcomes import Verdict
 from tunediff.core.target import Target
-from tunediff.experiment.model import FinishedRuns, Experiment, Limit, SequentialTest
+from tunediff.experiment.model import Experiment, FinishedRuns, Limit, SequentialTest
+from tunediff.finished import words
 from tunediff.finished.comparison import FinishedComparison, Rules, RunSet, SetResult
 from tunediff.finished.runs import FinishedRun
 from tunediff.finished.statistics import Test
 from tunediff.report import page, reading, sentences
-from tunediff.report.result import Candidate, Effect, Finished, FinishedSet, Result, Rule, Shown
+from tunediff.report.result import (
+    JSON,
+    Candidate,
+    Effect,
+    Finished,
+    FinishedSet,
+    Result,
+    Rule,
+    Shown,
+)
 from tunediff.report.sections import block, table
 
 RUNS = "runs"
 """Folder with a file for each set: the parsed numbers, a line a run."""
 
 
-def _effect(test: Test | None, p_holm: float | None = None, tells: float | None = None) -> Effect | None:
+def _effect(
+    test: Test | None, p_holm: float | None = None, tells: float | None = None
+) -> Effect | None:
     if test is None:
         return None
-    is_ratio = not math.isnan(test.estimate) and test.is_ratio
     middle, low, high = (None if math.isnan(value) else value for value in test[1:4])
     return Effect(
-        kind="ratio" if is_ratio else "difference",
+        kind="ratio" if test.ratios else "difference",
         value=middle, low=low, high=high, resolution=tells, p=test.p, p_holm=p_holm,
     )  # fmt: skip
 
@@ -46,14 +55,13 @@ def result_of(comparison: FinishedComparison, name: str) -> Result:
         compared = one.seconds if by_time else one.values
         values = [float(value) for value in compared if math.isfinite(value)]
         verdict = comparison.verdict(one) if index else Verdict.BASELINE
-        decides = one.time if by_time else one.ratio or one.difference
-        mean, sd = reading.mean_and_sd(values)
+        decides = one.time if by_time else one.difference
         quality = [float(value) for value in one.values if math.isfinite(value)]
         candidates.append(
             Candidate(
                 name=one.name, configuration={}, trial=None, verdict=Verdict(verdict),
                 runs=len(one.values) + one.without_value, failures=one.diverged + one.missed,
-                value=mean, sd=sd, values=values, speedup=None,
+                value=mean(values), sd=sd(values), values=values, speedup=None,
                 effect=_effect(decides, one.p_holm, one.detectable),
                 others={rules.objective: quality} if by_time else {},
                 evaluations=sum(one.evaluations) / 2,
@@ -61,7 +69,9 @@ def result_of(comparison: FinishedComparison, name: str) -> Result:
         )  # fmt: skip
         sets.append(_set(comparison, one))
     ahead = [c for c in candidates[1:] if c.verdict == Verdict.BETTER]
-    leader = min(ahead, key=lambda c: (c.effect.p_holm or 0.0) if c.effect else 0.0) if ahead else None
+    leader = (
+        min(ahead, key=lambda c: (c.effect.p_holm or 0.0) if c.effect else 0.0) if ahead else None
+    )
     last = candidates[-1] if len(candidates) == 2 else leader
     rule = Rule(
         level=rules.level, one_sided=rules.one_sided, fixed=True, within=rules.margin,
@@ -80,7 +90,7 @@ def result_of(comparison: FinishedComparison, name: str) -> Result:
         disturbed=None, seconds={}, device_s=None, price=None, files={},
         finished=Finished(paired_by=rules.paired_by, sd=rules.sd, sets=sets),
     )  # fmt: skip
-    return result.model_copy(update={"summary": sentences.of_finished(result)})
+    return result.model_copy(update={"summary": words.summary(result)})
 
 
 def _shown(test: Test | None, level: float) -> Shown | None:
@@ -123,16 +133,10 @@ def write(comparison: FinishedComparison, folder: Path) -> Path:
     ).write(folder)  # fmt: skip
     found = result_of(comparison, folder.name)
     content = [
-        ("result", "Result", [block("lead", found.summary[0]), table_of(found),
+        ("result", "Result", [block("lead", found.summary[0]), table(sentences.table(found), words=2, stacks=True),
                               *(block("p", line) for line in found.summary[1:])]),
     ]  # fmt: skip
     return page.write_finished(folder, found, content)
-
-
-def table_of(found: Result) -> Any:
-    """Return the table of the sets for the page."""
-    head, *rows = sentences.table_of_finished(found)
-    return table(head, rows)
 
 
 def read(folder: Path) -> FinishedComparison:
@@ -156,15 +160,10 @@ def read(folder: Path) -> FinishedComparison:
 def verify(folder: Path) -> dict[str, Any]:
     """Return whether the result in such a folder is what its numbers give: `verified`, `faults`."""
     computed = reading.as_json(result_of(read(folder), folder.name))
-    said = json.loads((folder / page.JSON).read_text())
+    said = json.loads((folder / JSON).read_text())
     keys = [key for key in computed if key not in ("summary", "files", "name")]
-    faults = [key for key in keys if json.loads(json.dumps(computed[key], default=str)) != said.get(key)]
+    faults = [
+        key for key in keys if json.loads(json.dumps(computed[key], default=str)) != said.get(key)
+    ]
     return {"folder": str(folder), "verified": not faults, "faults": faults,
             "verdict": computed["verdict"]}  # fmt: skip
-
-
-def runs_of(words: Sequence[str]) -> str:
-    """Return rows of numbers as CSV, for a spreadsheet."""
-    written = io.StringIO()
-    csv.writer(written).writerows([words])
-    return written.getvalue()

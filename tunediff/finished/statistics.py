@@ -39,6 +39,7 @@ class Test(NamedTuple):
     freedom: float = math.nan
     error: float = math.nan
     """Degrees of freedom and standard error of the difference, of its logarithm for a ratio."""
+    ratios: bool = False
 
 
 def _mean_error(values: Values, step: float) -> float:
@@ -97,7 +98,7 @@ def compare(
     if not ratios:
         return test
     middle, low, high = (math.exp(value) for value in test[1:4])
-    return test._replace(estimate=middle, low=low, high=high)
+    return test._replace(estimate=middle, low=low, high=high, ratios=True)
 
 
 def _by_ranks(a: Values, b: Values, one_sided: bool, paired: bool) -> Test:

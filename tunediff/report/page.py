@@ -111,6 +111,14 @@ def write_sides(comparison: Comparison) -> Path:
     )
 
 
+def write_finished(folder: Path, found: Result, sections: Contents) -> Path:
+    """Write page and JSON of finished runs into a folder; return the page. Raises `OSError`."""
+    about = f"{found.runs} finished runs, by {found.objective}"
+    foot = "Data: runs/ in this folder"
+    return _write(folder, title=folder.name, about=about, state="", sections=sections, foot=foot,
+                  found=found)  # fmt: skip
+
+
 def _write(out: Path, found: Result, **content: object) -> Path:
     loader = jinja2.PackageLoader("tunediff.report", "templates")
     surroundings = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)

@@ -18,7 +18,7 @@ from tunediff.core.outcomes import State, Status, Verdict
 
 PAGE, JSON = "report.html", "result.json"
 Configuration = dict[str, Any]
-Kind = Literal["search", "confirmation", "comparison"]
+Kind = Literal["search", "confirmation", "comparison", "finished"]
 
 
 class Part(BaseModel):
@@ -212,6 +212,57 @@ class Sides(Part):
     ledger: Ledger | None
 
 
+class Shown(Part):
+    """Whether something is shown of a set of finished runs, by a one-sided test."""
+
+    method: str
+    p: float
+    shown: bool
+    bound: float | None
+    """upper end of its interval, less what it was compared with"""
+
+
+class FinishedSet(Part):
+    """What only a set of finished runs has."""
+
+    method: str | None
+    """of the deciding test: welch, paired_t, rank_sum or sign; null: the first set"""
+    difference: Effect | None
+    """of the values, of their geometric means, and of the seconds"""
+    ratio: Effect | None
+    time: Effect | None
+    no_worse: Shown | None
+    """that values are worse than the first set's by less than --margin"""
+    meets_target: Shown | None
+    """that the mean meets --target"""
+    runs_needed: int | None
+    """of a set, to show the margin in 80 %; null: nothing to show, or over 100,000"""
+    p_if_repeated: float | None
+    """how often equal sets reach its p-value if they are tested after each run"""
+    rank: list[int]
+    """of several sets, with 95 % of resamples"""
+    ahead_of_next: float | None
+    """in how many resamples"""
+    without_value: int
+    """logs without a value, runs that diverged, and runs that missed the target"""
+    diverged: int
+    missed: int
+    evaluations: list[int]
+    """fewest and most of a run, and the steps of the shortest and the longest"""
+    lengths: list[float]
+    pairs: int | None
+    unpaired: int
+
+
+class Finished(Part):
+    """What only finished runs have."""
+
+    paired_by: str | None
+    sd: float | None
+    """of a run, as given"""
+    sets: list[FinishedSet]
+
+
 class Result(Part):
     """What an experiment has shown."""
 
@@ -254,6 +305,7 @@ class Result(Part):
     """paths, and commands that go on from here"""
     search: Search | None = None
     sides: Sides | None = None
+    finished: Finished | None = None
     confirmations: list[Result] = []
     """what runs on new seeds have shown, the one that counts first"""
     summary: list[str] = []

@@ -101,13 +101,17 @@ def compared(result: Result, one: Candidate) -> str:
 def table(result: Result) -> list[list[str]]:
     """Return headings and a row for each candidate, without empty columns."""
     kinds = [one.effect.kind for one in result.candidates if one.effect is not None]
+    rule = result.rule
+    confidence = 95.0 if rule is None else 100 * (1 - rule.level * (1 + rule.one_sided))
     rows = [
         {
             "configuration": one.name,
             "verdict": verdict(one.verdict),
             "runs": f"{len(one.values)} of {one.runs}",
             f"{result.metric}, mean ± sd": value_of(one),
-            f"{kinds[0] if kinds else 'effect'} (95 % interval)": interval(one.effect),
+            f"{kinds[0] if kinds else 'effect'} ({confidence:.0f} % interval)": interval(
+                one.effect
+            ),
             "speed-up": speedup(one.speedup) if one.configuration and one.values else "",
             "p (Holm)": text.rounded(one.effect.p_holm) if one.effect is not None else "",
             **{name: text.with_sd(values) for name, values in one.others.items()},

@@ -1,0 +1,99 @@
+"""`tunediff judge`: sets of finished runs, from their logs to a verdict that others can check."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+import tunediff
+from tunediff import judging, verify
+
+
+@pytest.fixture
+def logs(tmp_path, monkeypatch):
+    """Runs that are a tenth faster and equally good, and some that are worse."""
+    draw = random.Random(0)
+    for side, loss, seconds in (("base", 3.277, 100.0), ("new", 3.277, 90.0), ("bad", 3.4, 90.0)):
+        for seed in range(8):
+            file = tmp_path / side / f"seed{seed}.log"
+            file.parent.mkdir(exist_ok=True)
+            last, took_s = loss + draw.gauss(0, 0.001), seconds + draw.gauss(0, 0.2)
+            file.write_text(
+                f"step:5/10 val_loss:3.5 train_time:9ms\nstep:10/10 val_loss:{last:.4f} train_time:{took_s * 1000:.0f}ms\n"
+            )
+    monkeypatch.chdir(tmp_path)
+    return ["--objective", "val_loss", "--time", r"train_time:(\d+)ms"]
+
+
+def printed(capsys, *words):
+    code = judging.main([*words, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_faster_runs_that_are_good_enough_are_better(logs, capsys):
+    rules = ["--better", "time", "--target", "val_loss<=3.28", "--margin", "0.003", "--out", "proof"]
+    code, found = printed(capsys, "base", "new", *logs, *rules)
+    assert (code, found["verdict"], found["kind"]) == (0, "better", "finished")
+    new = found["finished"]["sets"][1]
+    assert new["no_worse"]["shown"]
+    assert new["meets_target"]["shown"]
+    assert found["candidates"][1]["name"] == "new"
+    assert found["candidates"][1]["effect"]["value"] == pytest.approx(0.9, abs=0.01)
+    assert new["lengths"] == [10.0, 10.0]
+
+    assert verify.main(["proof"]) == 0
+    file = Path("proof/runs/1.jsonl")
+    file.write_text(file.read_text().replace('"seconds": 9', '"seconds": 8', 1))
+    assert verify.main(["proof"]) == 1
+
+
+def test_faster_runs_that_are_not_shown_to_be_good_enough_are_not_better(logs, capsys):
+    code, found = printed(capsys, "base", "bad", *logs, "--better", "time", "--margin", "0.003")
+    assert (code, found["verdict"]) == (10, "quality_not_shown")
+
+
+def test_several_sets_are_ranked_and_corrected(logs, capsys):
+    code, found = printed(capsys, "base", "new", "bad", *logs)
+    verdicts = [one["verdict"] for one in found["candidates"]]
+    assert (code, verdicts) == (10, ["baseline", "no_difference", "worse"])
+    assert found["finished"]["sets"][2]["rank"] == [3, 3, 3]
+    effects = [one["effect"] for one in found["candidates"][1:]]
+    assert effects[1]["p_holm"] == pytest.approx(2 * effects[1]["p"])
+
+
+def test_runs_are_paired_by_their_names(logs, capsys):
+    _, found = printed(capsys, "base", "new", *logs, "--paired-by", r"seed(\d+)")
+    assert (found["finished"]["sets"][1]["method"], found["finished"]["sets"][1]["pairs"]) == ("paired_t", 8)
+
+
+def test_misses_of_the_target_are_counted_and_ranked(logs, capsys):
+    words = [*logs, "--outcome", "time", "--better", "time", "--target", "val_loss<=3.3"]
+    code, found = printed(capsys, "base", "bad", *words)
+    assert (code, found["verdict"]) == (11, "worse")
+    assert (found["finished"]["sets"][1]["missed"], found["finished"]["sets"][1]["method"]) == (8, "rank_sum")
+
+
+def test_one_set_is_judged_against_a_number(logs, capsys):
+    _, found = printed(capsys, "new", *logs, "--target", "val_loss<=3.28", "--sd", "0.0013")
+    target = found["finished"]["sets"][0]["meets_target"]
+    assert (target["method"], target["shown"]) == ("z", True)
+    assert found["finished"]["sets"][0]["p_if_repeated"] is not None
+
+
+def test_the_call_has_the_result_of_the_command(logs, capsys):
+    _, found = printed(capsys, "base", "bad", *logs)
+    result = tunediff.judge("base", "bad", objective="val_loss", time=logs[3])
+    assert (str(result.verdict), result.candidates[1].values) == ("worse", found["candidates"][1]["values"])
+
+
+@pytest.mark.parametrize("words", [
+    ["base", "--objective", "val_loss"],
+    ["base", "new", "--objective", "accuracy"],
+    ["base", "new", "--objective", "val_loss", "--better", "time"],
+    ["base", "new", "--objective", "val_loss", "--sd", "1"],
+    ["nothing", "new", "--objective", "val_loss"],
+])  # fmt: skip
+def test_what_cannot_be_judged_is_refused(logs, capsys, words):
+    assert judging.main(words) == 2
+    assert capsys.readouterr().err.startswith("error: ")

@@ -1,0 +1,128 @@
+"""Judge runs that have finished elsewhere: `tunediff judge`, and `tunediff.judge` in Python."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, Literal
+
+from tunediff.api.calls import called, keywords
+from tunediff.command.definition import default_mode
+from tunediff.config import ConfigError
+from tunediff.core.options import REQUIRED, Options, option, words_option
+from tunediff.core.target import Target
+from tunediff.experiment.model import Better
+from tunediff.finished import result as results
+from tunediff.finished.comparison import FinishedComparison, Rules, RunSet
+from tunediff.finished.runs import RunReader
+from tunediff.proof import proof
+from tunediff.report.result import Result
+
+
+class JudgeKeywords(Options):
+    """How finished runs are read and judged."""
+
+    objective: str = option(REQUIRED, "the metric that decides, as logs name it", metavar="NAME")
+    mode: Literal["min", "max"] | None = option(
+        None, "which direction is better (default: min; to be said of names such as accuracy)"
+    )
+    pattern: str | None = option(None, "a regular expression for it, with one group: the number")
+    time: str | None = option(
+        None, "seconds in logs, e.g. train_time:(\\d+)ms, or the name of a column or key"
+    )
+    reduce: str = option("last", "last (default), mean:K, min or max of its values")
+    outcome: Literal["final", "time"] = option(
+        "final", "seconds of the whole run (default), or those until --target is met"
+    )
+    target: str | None = option(
+        None, "what the mean is to meet, or each run, e.g. val_loss<=3.28", metavar="CONDITION"
+    )
+    better: Better = option("value", "what is compared: the values (default), or seconds")
+    margin: float | None = option(
+        None, "how much worse than the first set's the values may be", metavar="X", gt=0
+    )
+    sd: float | None = option(
+        None, "standard deviation of a run, if it is known: a z-test against --target", gt=0
+    )
+    level: float = option(0.05, "probability of a wrong verdict if nothing differs", gt=0, lt=1)
+    one_sided: bool = option(False, "all of it for «better»")
+    paired_by: str | None = option(
+        None, "a regular expression with one group that names the pair of a run", metavar="PATTERN"
+    )
+    out: Path | None = option(
+        None, "a new folder with parsed numbers, result and page, for tunediff verify",
+        metavar="FOLDER",
+    )  # fmt: skip
+
+
+class JudgeOptions(JudgeKeywords):
+    """What is judged."""
+
+    words: tuple[str, ...] = words_option("sets of runs, the first is compared with", "A B …")
+
+
+def judged(options: JudgeOptions, folder: Path) -> Result:
+    """Read and judge the runs; write `folder`; return the result. Raises `ConfigError`."""
+    if options.out is not None:
+        proof.check_out(options.out)
+    if not options.words:
+        raise ConfigError("command line: nothing is not allowed; allowed: sets of finished runs")
+    mode = options.mode or default_mode(options.objective, "--mode")
+    target = options.target and Target.of_objective(
+        options.target, options.objective, mode, "--target"
+    )
+    by_time = options.outcome == "time"
+    for name, value, needed in (
+        ("--outcome", "time", target or not by_time), ("--time", None, options.time or not by_time),
+        ("--better", "time", options.time or options.better == "value"),
+        ("--sd", options.sd, target or options.sd is None),
+    ):  # fmt: skip
+        if not needed:
+            raise ConfigError(f"{name}: {value} is not allowed; allowed: with --target and --time")
+    reader = RunReader(
+        options.objective, mode, options.pattern, options.time, options.reduce,
+        target or None if by_time else None,
+    )  # fmt: skip
+    rules = Rules(
+        options.objective, mode, options.better, options.level, options.one_sided, target or None,
+        by_time, options.margin, options.sd, options.paired_by,
+    )  # fmt: skip
+    sets = [
+        RunSet(name, reader.read(word))
+        for name, word in zip(_names(options.words), options.words, strict=True)
+    ]
+    comparison = FinishedComparison(sets, rules)
+    results.write(comparison, folder)
+    found = results.result_of(comparison, folder.name)
+    files = {"results": str(folder), "report": str(folder / "report.html")}
+    return found.model_copy(update={"files": files if options.out is not None else {}})
+
+
+def _names(words: tuple[str, ...]) -> list[str]:
+    """Return what tells sets apart: their paths without the folders and the ends that all share."""
+    parts = [Path(word).parts for word in words]
+    while len(words) > 1 and all(len(of) > 1 and of[0] == parts[0][0] for of in parts):
+        parts = [of[1:] for of in parts]
+    while len(words) > 1 and all(len(of) > 1 and of[-1] == parts[0][-1] for of in parts):
+        parts = [of[:-1] for of in parts]
+    return ["/".join(of) for of in parts]
+
+
+@keywords(JudgeKeywords)
+def judge(*sets: str | Path, **options: Any) -> Result:
+    """Judge sets of finished runs, each against the first, as `tunediff judge` does.
+
+    Args:
+        sets: Folders, patterns of file names, or files.
+        options: See `JudgeKeywords`.
+
+    Raises:
+        ConfigError: Something is not allowed, or a log is not understood.
+
+    Example:
+        >>> tunediff.judge("base/*.log", "new/*.log", objective="val_loss").verdict
+        <Verdict.BETTER: 'better'>
+    """
+    with called(), tempfile.TemporaryDirectory() as scratch:
+        asked = JudgeOptions(words=tuple(map(str, sets)), **options)
+        return judged(asked, asked.out or Path(scratch) / "judge")

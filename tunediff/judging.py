@@ -1,0 +1,43 @@
+"""What do runs show that have already finished? `tunediff judge A B --objective val_loss`.
+
+Each of A, B, … is a folder or a pattern of file names with a log a run, or a CSV or JSON-lines file
+with a row a run (or a chart of Weights & Biases: a column a run). Each set is compared with the
+first one: Welch's test, or with --paired-by a test of pairs; a single set with a --target.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tunediff import cli
+from tunediff.api import finished
+from tunediff.api.finished import JudgeOptions
+from tunediff.compare import EXITS
+from tunediff.core.options import PrintingOptions
+from tunediff.report import reading, text
+
+
+class JudgeCommandOptions(PrintingOptions, JudgeOptions):
+    """The options of the command."""
+
+
+@cli.guarded
+def main(argv: Sequence[str] | None = None) -> int:
+    """Judge; see `--help`."""
+    parser = cli.parser("judge", __doc__ or "")
+    parser.epilog = "Exit codes: 0 better, 10 no difference or not shown, 11 worse, 2 bad input."
+    options = cli.parse(parser, JudgeCommandOptions, argv)
+    with tempfile.TemporaryDirectory() as scratch:
+        found = finished.judged(options, options.out or Path(scratch) / "judge")
+    if options.as_json:
+        cli.print_json(reading.as_json(found))
+    else:
+        print("\n".join(text.lines(found)))
+    return EXITS[found.verdict] if found.verdict is not None else cli.OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())
