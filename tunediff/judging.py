@@ -27,9 +27,8 @@ class JudgeCommandOptions(PrintingOptions, JudgeOptions):
 @cli.guarded
 def main(argv: Sequence[str] | None = None) -> int:
     """Judge; see `--help`."""
-    parser = cli.parser("judge", __doc__ or "")
-    parser.epilog = "Exit codes: 0 better, 10 no difference or not shown, 11 worse, 2 bad input."
-    options = cli.parse(parser, JudgeCommandOptions, argv)
+    exits = "0 better, 10 no difference or not shown, 11 worse, 2 bad input"
+    options = cli.parse("judge", __doc__, JudgeCommandOptions, argv, exits)
     with tempfile.TemporaryDirectory() as scratch:
         found = finished.judged(options, options.out or Path(scratch) / "judge")
     if options.as_json:

@@ -74,7 +74,7 @@ def result_of(comparison: FinishedComparison, name: str) -> Result:
     )
     last = candidates[-1] if len(candidates) == 2 else leader
     rule = Rule(
-        level=rules.level, one_sided=rules.one_sided, fixed=True, within=rules.margin,
+        level=rules.level, one_sided=rules.one_sided, fixed=True, within=None, margin=rules.margin,
         better_in=rules.better, target=str(rules.target) if rules.target else None,
         equal_sides=False, rounds=min(len(one.values) for one in found),
         max_rounds=max(len(one.values) for one in found), at_once=1,
