@@ -1,12 +1,11 @@
 """The documentation: the site builds, its commands exist, its notebook runs."""
 
-import importlib
 import re
 from pathlib import Path
 
 import pytest
 
-from tunediff.__main__ import COMMANDS
+from tunediff.__main__ import COMMANDS, module_of
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -29,8 +28,7 @@ def test_options_in_the_documentation_exist(capsys, monkeypatch):
         assert name in COMMANDS, f"{page}: {name}"
         variant = ["--run", "x"] if "--run" in rest else []  # compares commands, with options of its own
         if (name, *variant) not in helps:
-            package = importlib.import_module(f"tunediff.{name}")
-            module = importlib.import_module(f"tunediff.{name}.__main__") if hasattr(package, "__path__") else package
+            module = module_of(name)
             with pytest.raises(SystemExit):
                 module.main([*variant, "--help"])
             helps[name, *variant] = capsys.readouterr().out

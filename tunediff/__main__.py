@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from tunediff import __version__, cli
 from tunediff.config import ConfigError
@@ -31,14 +32,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first word names, or print what there is; return the code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words and words[0] in COMMANDS:
-        # `tunediff.judge` is the function
-        name = f"tunediff.{'judging' if words[0] == 'judge' else words[0]}"
-        package = importlib.import_module(name)
-        module = (
-            importlib.import_module(f"{name}.__main__") if hasattr(package, "__path__") else package
-        )
-        return int(module.main(words[1:]))
+        return int(module_of(words[0]).main(words[1:]))
     return _overview(words)
+
+
+def module_of(command: str) -> Any:
+    """Return the module of a command, whose `main` runs it."""
+    # `tunediff.judge` is the function
+    name = f"tunediff.{'judging' if command == 'judge' else command}"
+    package = importlib.import_module(name)
+    return importlib.import_module(f"{name}.__main__") if hasattr(package, "__path__") else package
 
 
 @cli.guarded
