@@ -210,7 +210,7 @@ def _held(request: TrainRequest) -> record.TrialRecord | None:
     now = {"seconds": request.budget.seconds, **request.identity()}
     asked |= {name: value for name, value in now.items() if held.get(name) != value}
     if asked or edited:
-        changed = text.knobs(asked) or f"{cfg.of(config).title} has changed"
+        changed = text.knobs(asked) if asked else f"{cfg.of(config).title} has changed"
         raise ConfigError(
             f"--out: {text.shown(folder)} holds another training (asked: {changed}); repeat it to"
             " resume, or choose another --name or --out"

@@ -109,7 +109,7 @@ def table(result: Result) -> list[list[str]]:
             "verdict": verdict(one.verdict),
             "runs": f"{len(one.values)} of {one.runs}",
             f"{result.metric}, mean ± sd": value_of(one),
-            f"{kinds[0] if kinds else 'effect'} ({confidence:.0f} % interval)": interval(
+            f"{kinds[0] if kinds else 'effect'} ({math.floor(confidence)} % interval)": interval(
                 one.effect
             ),
             "speed-up": speedup(one.speedup) if one.configuration and one.values else "",
