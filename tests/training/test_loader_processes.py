@@ -85,7 +85,14 @@ def trained(loader, judge, **how):
     return train(config, samples=12 * BATCH, evaluates=True, body=body, **how)
 
 
-@pytest.mark.parametrize("kind", [*LOADERS, "ours"])
+SLOW = ("fork server", "stream")
+
+
+def nightly(kind):
+    return pytest.param(kind, marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("kind", [*(nightly(kind) if kind in SLOW else kind for kind in LOADERS), "ours"])
 def test_loader_processes_make_no_item_while_the_model_is_judged(kind):
     """A loader of the evaluation's own works meanwhile, and all processes end with the training."""
     before, items, seen = multiprocessing.active_children(), Items(), []
@@ -104,7 +111,7 @@ def test_loader_processes_make_no_item_while_the_model_is_judged(kind):
     assert set(multiprocessing.active_children()) <= {*before, *mine}
 
 
-@pytest.mark.parametrize("kind", ["persistent", "iterated"])
+@pytest.mark.parametrize("kind", ["persistent", nightly("iterated")])
 def test_an_evaluation_may_run_through_the_loader_of_the_training(kind):
     """Its own iteration: it neither waits for the processes that stand still, nor moves the training's place."""
     batches = []
