@@ -55,6 +55,11 @@ def test_misses_count_as_longer_than_any():
     assert statistics.against(b, 7.0, LEVEL).p == 1.0
 
 
+def test_ranks_say_who_is_ahead_where_most_runs_of_both_sides_miss():
+    a, b = np.array([5.0, 6.0, 7.0] + [math.inf] * 5), np.full(8, math.inf)
+    assert statistics.compare(a, b, LEVEL).lead < 0 < statistics.compare(b, a, LEVEL).lead
+
+
 def test_values_that_repeat_have_the_noise_of_their_rounding():
     a, b = np.full(3, 0.94), np.full(3, 0.95)
     assert statistics.compare(a, b, LEVEL).p > 0.01

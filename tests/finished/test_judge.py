@@ -92,6 +92,8 @@ def test_the_call_has_the_result_of_the_command(logs, capsys):
     ["base", "new", "--objective", "accuracy"],
     ["base", "new", "--objective", "val_loss", "--better", "time"],
     ["base", "new", "--objective", "val_loss", "--sd", "1"],
+    ["base", "new", "--objective", "val_loss", "--better", "time", "--time", r"train_time:(\d+)ms"],
+    ["base", "new", "--objective", "val_loss", "--time", r"seconds:(\d+)"],
     ["nothing", "new", "--objective", "val_loss"],
 ])  # fmt: skip
 def test_what_cannot_be_judged_is_refused(logs, capsys, words):

@@ -75,10 +75,13 @@ def judged(options: JudgeOptions, folder: Path) -> Result:
     for name, value, needed in (
         ("--outcome", "time", target or not by_time), ("--time", None, options.time or not by_time),
         ("--better", "time", options.time or options.better == "value"),
+        ("--better", "time", options.better == "value" or target or options.margin),
         ("--sd", options.sd, target or options.sd is None),
     ):  # fmt: skip
         if not needed:
-            raise ConfigError(f"{name}: {value} is not allowed; allowed: with --target and --time")
+            raise ConfigError(
+                f"{name}: {value} is not allowed; allowed: with --target (or --margin) and --time"
+            )
     reader = RunReader(
         options.objective, mode, options.pattern, options.time, options.reduce,
         target or None if by_time else None,

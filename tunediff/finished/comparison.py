@@ -219,8 +219,9 @@ class FinishedComparison:
             found["no_worse"] = statistics.compare(
                 *rising, rules.side_level, True, paired=paired, bound=rules.margin
             )
-            sd = math.hypot(float(a.std(ddof=1)), float(b.std(ddof=1))) / math.sqrt(2)
-            if math.isfinite(sd) and sd > 0:
+            is_finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
+            sd = math.hypot(a.std(ddof=1), b.std(ddof=1)) / math.sqrt(2) if is_finite else 0.0
+            if sd > 0:
                 needed = statistics.runs_needed(rules.margin, sd, rules.side_level, True)
                 found["runs_needed"] = needed
         decides = found.get("time") if rules.better == "time" else difference
@@ -242,14 +243,8 @@ class FinishedComparison:
         return "better" if all(self.quality(result).values()) else "quality_not_shown"
 
     def _is_ahead(self, result: SetResult, test: Test) -> bool:
-        first = self.sets[0]
-        if math.isnan(test.estimate):  # ranks: by the medians
-            runs = [run for run in first.runs if run.value is not None]
-            values, seconds = self._arrays(runs)
-            if result.seconds_decide:
-                return bool(np.median(result.seconds) <= np.median(seconds))
-            ahead = np.median(result.values) < np.median(values)
-            return bool(ahead if self.lower else not ahead)
+        if math.isnan(test.estimate):  # by ranks
+            return test.lead > 0
         if result.seconds_decide:
             return test.estimate < 1
         return (test.estimate < 0) == self.lower

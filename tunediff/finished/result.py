@@ -102,7 +102,8 @@ def _shown(test: Test | None, level: float) -> Shown | None:
 
 def _set(comparison: FinishedComparison, one: SetResult) -> FinishedSet:
     level = comparison.rules.side_level
-    target_level = comparison.rules.level
+    # Beside less time it is one of the gates; by itself it is the test that was asked for
+    target_level = level if len(comparison.sets) > 1 else comparison.rules.level
     return FinishedSet(
         method=one.decides.method if one.decides else None,
         difference=_effect(one.difference), ratio=_effect(one.ratio), time=_effect(one.time),

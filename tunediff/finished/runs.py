@@ -92,6 +92,8 @@ class RunReader:
     def _run(self, name: str, curve: Sequence[Evaluation]) -> FinishedRun:
         if not curve:
             return FinishedRun(name, None, None, 0, None)
+        if self.time is not None and all(one.seconds is None for one in curve):
+            raise ConfigError(f"{name}: has no seconds; tried: --time {self.time!r}")
         reduction = Reduction(self.reduce, "--reduce")
         for evaluation in curve:
             reduction.add(evaluation.value)

@@ -40,6 +40,8 @@ class Test(NamedTuple):
     error: float = math.nan
     """Degrees of freedom and standard error of the difference, of its logarithm for a ratio."""
     ratios: bool = False
+    lead: int = 0
+    """By ranks: comparisons of two runs in which B is smaller, less those in which it is larger."""
 
 
 def _mean_error(values: Values, step: float) -> float:
@@ -104,21 +106,15 @@ def compare(
 def _by_ranks(a: Values, b: Values, one_sided: bool, paired: bool) -> Test:
     from scipy import stats
 
-    side = "less" if one_sided else "two-sided"
+    nan, side = math.nan, "less" if one_sided else "two-sided"
     if paired:
-        with np.errstate(invalid="ignore"):
-            signs = np.where(a == b, 0.0, np.sign(b - a))
-        lower, moved = int((signs < 0).sum()), int((signs != 0).sum())
+        lower, higher = int((b < a).sum()), int((b > a).sum())
         other = "greater" if one_sided else "two-sided"
-        p = float(stats.binomtest(lower, moved, 0.5, other).pvalue) if moved else 1.0
-        return Test("sign", math.nan, math.nan, math.nan, p)
-    return Test(
-        "rank_sum",
-        math.nan,
-        math.nan,
-        math.nan,
-        float(stats.mannwhitneyu(b, a, alternative=side)[1]),
-    )
+        p = stats.binomtest(lower, lower + higher, 0.5, other).pvalue if lower + higher else 1.0
+        return Test("sign", nan, nan, nan, float(p), lead=lower - higher)
+    p = stats.mannwhitneyu(b, a, alternative=side).pvalue
+    lead = int((b[:, None] < a).sum()) - int((b[:, None] > a).sum())
+    return Test("rank_sum", nan, nan, nan, float(p), lead=lead)
 
 
 def against(
