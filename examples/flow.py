@@ -102,6 +102,6 @@ def heun(net: nn.Module, x: Tensor, steps: int = 5) -> Tensor:
 def sample_images(
     net: nn.Module, config: Any, request: SampleRequest
 ) -> Iterator[tuple[int, Tensor]]:
-    """What `python -m tunediff.sample RUN` draws."""
+    """What `tunediff sample RUN` draws."""
     for start, stop in request.batches():
         yield start, heun(net, request.noise(start, stop, (1, 8, 8)))

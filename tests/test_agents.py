@@ -11,7 +11,7 @@ from tunediff import cli, compare
 
 PAGE = (Path(__file__).parent.parent / "docs" / "agents.md").read_text()
 LOOP = re.search(r"```sh\n(.*?)```", PAGE, re.S)[1]
-PYTHON = """#!/bin/sh
+TUNEDIFF = """#!/bin/sh
 echo "$@" >> asked
 read code < answers && sed -i 1d answers
 echo '{"verdict": "made up"}'
@@ -34,7 +34,7 @@ def loop(tmp_path, monkeypatch):
         return subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
     def loop(*codes):
-        for name, text in (("python", PYTHON), ("propose", PROPOSE), ("loop.sh", LOOP), ("mine.py", "start\n")):
+        for name, text in (("tunediff", TUNEDIFF), ("propose", PROPOSE), ("loop.sh", LOOP), ("mine.py", "start\n")):
             (tmp_path / name).write_text(text)
             (tmp_path / name).chmod(0o755)
         (tmp_path / "answers").write_text("".join(f"{code}\n" for code in codes))
@@ -52,7 +52,7 @@ def test_what_is_better_is_kept_and_nothing_else(loop):
     code, lines, commits = loop(0, 10, 11, 12, 2, 0)
     assert (code, lines) == (0, ["start", "change 6", "change 1"])
     assert commits == ['Better: {"verdict": "made up"} '.rstrip()] * 2 + ["start"]
-    assert set(loop.asked()) == {"-m tunediff.compare mine.py@HEAD mine.py --budget 60s --ledger --json"}
+    assert set(loop.asked()) == {"compare mine.py@HEAD mine.py --budget 60s --ledger --json"}
 
 
 @pytest.mark.parametrize("stopped", [1, 130])
@@ -61,7 +61,7 @@ def test_it_stops_when_nothing_was_learned(loop, stopped):
 
 
 def test_its_command_takes_these_options():
-    words = re.search(r"python -m tunediff\.compare (.*?) > ", LOOP)[1].split()
+    words = re.search(r"tunediff compare (.*?) > ", LOOP)[1].split()
     asked = compare.arguments(words)
     assert (asked.words, asked.budget, asked.as_json) == (("mine.py@HEAD", "mine.py"), 60.0, True)
 

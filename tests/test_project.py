@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tunediff.__main__ import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
 
@@ -137,7 +139,10 @@ def test_every_dependency_says_what_needs_it():
 
 def readme_commands():
     """Yield the words that ask each command in the README for its help, and the options that it is given there."""
-    for name, rest in re.findall(r"python -m (tunediff\.\w+)(.*)", (ROOT / "README.md").read_text()):
+    for name, rest in re.findall(r"tunediff[. ](\w+)(.*)", (ROOT / "README.md").read_text()):
+        if name not in COMMANDS:
+            continue
+        name = f"tunediff.{'judging' if name == 'judge' else name}"
         options = re.findall(r"(?<!\S)(--[a-z-]+)", re.sub(r"'.*?'|#.*", "", rest))
         yield (name, *["--run="] * ("--run" in options), "--help"), options
 
