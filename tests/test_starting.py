@@ -17,7 +17,9 @@ from tunediff.api import compare_setup, search_setup
 ROOT = Path(__file__).parent.parent
 HEARING = ["env", "--default-signal=INT"]
 """Ctrl-C is heard, also where the tests run in the background of a shell, which has it ignored."""
-COMMANDS = sorted({*re.findall(r"tunediff (\w+)", (ROOT / "README.md").read_text())} & overview.COMMANDS.keys() - {"judge"})
+COMMANDS = sorted(
+    {*re.findall(r"tunediff (\w+)", (ROOT / "README.md").read_text())} & overview.COMMANDS.keys() - {"judge"}
+)
 
 
 def started(words, folder):
