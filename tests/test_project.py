@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tunediff.__main__ import COMMANDS
-
 ROOT = Path(__file__).parent.parent
 MODULES = sorted((ROOT / "tunediff").rglob("*.py"))
 
@@ -139,12 +137,11 @@ def test_every_dependency_says_what_needs_it():
 
 def readme_commands():
     """Yield the words that ask each command in the README for its help, and the options that it is given there."""
-    for name, rest in re.findall(r"tunediff[. ](\w+)(.*)", (ROOT / "README.md").read_text()):
-        if name not in COMMANDS:
-            continue
-        name = f"tunediff.{'judging' if name == 'judge' else name}"
+    for name, rest in re.findall(
+        rf"tunediff[. ]({'|'.join(filter(None, PACKAGES))})\b(.*)", (ROOT / "README.md").read_text()
+    ):
         options = re.findall(r"(?<!\S)(--[a-z-]+)", re.sub(r"'.*?'|#.*", "", rest))
-        yield (name, *["--run="] * ("--run" in options), "--help"), options
+        yield (f"tunediff.{name}", *["--run="] * ("--run" in options), "--help"), options
 
 
 def test_commands_in_the_readme_exist_and_take_their_options(capsys, monkeypatch, called_as):

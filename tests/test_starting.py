@@ -10,16 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tunediff import __main__ as overview
 from tunediff import compare, search
 from tunediff.api import compare_setup, search_setup
 
 ROOT = Path(__file__).parent.parent
 HEARING = ["env", "--default-signal=INT"]
 """Ctrl-C is heard, also where the tests run in the background of a shell, which has it ignored."""
-COMMANDS = sorted(
-    {*re.findall(r"tunediff (\w+)", (ROOT / "README.md").read_text())} & overview.COMMANDS.keys() - {"judge"}
-)
+COMMANDS = "compare doctor evaluate export knobs profile report sample search train verify".split()
 
 
 def started(words, folder):
