@@ -1,7 +1,6 @@
 """Commands that are interrupted while they start, or that nobody listens to: a line and an exit code, never pages."""
 
 import os
-import re
 import signal
 import subprocess
 import sys
