@@ -145,9 +145,9 @@ def in_this_process():
 @pytest.fixture
 def disk_probe(monkeypatch):
     """Lets a look at the disk of a folder find this fault, or none."""
-    from tunediff.core import environment
+    from tunediff.core import disk
 
-    return lambda fault: monkeypatch.setattr(environment, "unwritable", lambda folder: fault)
+    return lambda fault: monkeypatch.setattr(disk, "unwritable", lambda folder: fault)
 
 
 @pytest.fixture

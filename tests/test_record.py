@@ -14,6 +14,7 @@ from tunediff.core import environment, trial_record
 from tunediff.core.journal import Journal, to_json
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End, read_trial
+from tunediff.report import sentences
 
 START = {"name": "t0003", "number": 3, "config": {"seed": 0}, "drawn": {}, "fingerprint": "abc", "budget_s": 20.0,
          "role": "draw"}  # fmt: skip
@@ -132,7 +133,7 @@ def test_a_restart_is_recorded_with_its_reason_and_a_first_start_is_none(tmp_pat
     assert journal.restarted()
     found = read_trial(tmp_path)
     assert found.restarts == ["checkpoint.pt cannot be read (EOFError)", "no checkpoint"]
-    assert found.remarks.startswith("started from the beginning: checkpoint.pt cannot be read (EOFError); ")
+    assert sentences.of_trial(found).startswith("started from the beginning: checkpoint.pt cannot be read (EOFError); ")
 
 
 def test_a_journal_says_its_format_and_one_of_a_newer_format_is_refused(tmp_path):

@@ -16,6 +16,7 @@ from tunediff.api.sides import values_of
 from tunediff.command import trial
 from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record
+from tunediff.report import sentences
 
 NOISY = """
 import argparse, random
@@ -227,8 +228,8 @@ def test_a_comparison_that_was_killed_goes_on_where_it_was(program, capsys):
     assert [run.value("loss") for run in now.rounds[0]] == before
     assert [run.attempts for run in now.rounds[0]] == [1, 1]
     assert now.rounds[1][1].attempts == 2
-    assert "interrupted" in now.rounds[1][1].remarks
-    assert now.rounds[1][0].remarks == ""
+    assert "interrupted" in sentences.of_trial(now.rounds[1][1])
+    assert sentences.of_trial(now.rounds[1][0]) == ""
     assert "worse" in capsys.readouterr().out
 
 

@@ -17,6 +17,7 @@ from tunediff.api.options import SearchOptions
 from tunediff.command import trial
 from tunediff.config import ConfigError
 from tunediff.core import trial_record
+from tunediff.report import sentences
 from tunediff.tuning import resources
 from tunediff.tuning.evaluated import needs_at_least
 
@@ -150,5 +151,5 @@ def test_a_search_that_was_killed_leaves_no_process_and_goes_on(tmp_path, monkey
     trials = trial_record.read_trials(folder)
     assert {trial.status for trial in trials} == {"ok"}
     assert (trials[0].value("loss"), trials[0].attempts) == (before, 1)
-    assert "interrupted" in trials[1].remarks
+    assert "interrupted" in sentences.of_trial(trials[1])
     assert "came before their first value" in capsys.readouterr().out

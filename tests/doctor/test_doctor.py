@@ -17,7 +17,7 @@ import torch
 from tests.fake_cuda import GPU as GPU_WORLD
 from tests.fake_cuda import fake_cuda
 from tests.helpers import CPU
-from tunediff.core import environment, machine
+from tunediff.core import disk, machine
 from tunediff.distributed import World
 from tunediff.doctor import __main__ as command
 from tunediff.doctor import checks
@@ -50,7 +50,7 @@ HEALTHY = [
     (torch.cuda, "is_available", lambda: False),
     (torch.cuda, "get_device_properties", lambda index: GPU),
     (checks.psutil, "cpu_percent", lambda interval: 0.0),
-    (environment, "unwritable", lambda folder: None),
+    (disk, "unwritable", lambda folder: None),
     (shutil, "disk_usage", disk_of(100, 50)),
     (measure, "format_gains", lambda world: {"bf16": 2.0, "tf32": 4.0}),
     (checks, "answer", answering()),
@@ -89,7 +89,7 @@ def test_every_check_is_ok_on_a_healthy_machine(examine, name):
         ("GPU", [*TWO_GPUS, (machine, "gpus", lambda: ["0", "1"])], "ok", "NVIDIA H200, NVIDIA H200; torch"),
         (
             "disk",
-            [(environment, "unwritable", lambda folder: OSError(30, "Read-only file system"))],
+            [(disk, "unwritable", lambda folder: OSError(30, "Read-only file system"))],
             "missing",
             "Read-only",
         ),

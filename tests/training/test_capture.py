@@ -16,6 +16,7 @@ from tests.toy.train import INPUTS, TARGETS, begin, error, network
 from tunediff import config as cfg
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import read_trial
+from tunediff.report import sentences
 from tunediff.training.capture.captured_call import CapturedCall
 from tunediff.training.capture.comparison import difference
 from tunediff.training.observer import Recorder
@@ -411,7 +412,7 @@ def test_capture_that_fails_ends_the_process_and_the_next_one_trains_eagerly(tmp
         assert reason.startswith("capture failed: operation not permitted") == (attempt == "trains")
     assert result.outcome.points[-1].steps == 12
     assert read_trial(tmp_path).points[-1].capture == f"refused: {reason}"
-    assert f"not captured: {reason}" in read_trial(tmp_path).remarks
+    assert f"not captured: {reason}" in sentences.of_trial(read_trial(tmp_path))
 
 
 # ---- faults of a capture: what was captured is not what the loop does

@@ -21,6 +21,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.ray_backend import connection, tuner
+from tunediff.report import sentences
 from tunediff.tuning import experiment, sessions
 from tunediff.tuning.stopping import GRACE, Halving, early_stopping
 
@@ -281,9 +282,9 @@ def test_the_words_of_a_stop_are_what_the_rule_has_compared_also_after_a_kill(tm
     assert again.decide(run_of(7), result_of(2, seconds, 6.5)) == stopped
     journals[7].end(End("pruned"))
     said = "6.5 after 4.0 s: worse than 6 (median of 3 trials) and than 6 (margin of the best, 5)"
-    assert record.read_trial(journals[7].folder).remarks == said
+    assert sentences.of_trial(record.read_trial(journals[7].folder)) == said
     journals[6].end(End("pruned"))  # by whoever asked for it, in the better half
-    assert record.read_trial(journals[6].folder).remarks == ""
+    assert sentences.of_trial(record.read_trial(journals[6].folder)) == ""
 
 
 def test_nothing_is_stopped_unless_asked_for():

@@ -12,6 +12,7 @@ from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.listeners import Listener, Listeners
 from tunediff.core.trial_record import End
+from tunediff.report import sentences
 from tunediff.search_space import SearchBudget
 from tunediff.tuning import rounds
 from tunediff.tuning.trial_spec import TrialSpec
@@ -172,7 +173,7 @@ def test_run_whose_workers_died_runs_again_on_resume(run, tmp_path):
     ran, _ = run(rivals=3, most=2, loses=["t0001"])  # and loses its node then
     assert [name for name, *_ in ran] == ["t0001", "t0001", "t0004"]
     again = record.read_trial(tmp_path / "trials" / "t0001")
-    assert (again.status, again.remarks) == ("ok", f"started from the beginning: {died.reason}")
+    assert (again.status, sentences.of_trial(again)) == ("ok", f"started from the beginning: {died.reason}")
 
 
 @pytest.mark.parametrize(

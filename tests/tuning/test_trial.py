@@ -11,7 +11,7 @@ import pytest
 from tests.helpers import point
 from tunediff import search_space
 from tunediff.config import workload
-from tunediff.core import environment
+from tunediff.core import disk
 from tunediff.core import trial_record as record
 from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal
@@ -174,7 +174,7 @@ def test_a_full_disk_is_no_end_and_its_errno_and_file_arrive(drive, tmp_path):
     with pytest.raises(OSError, match="No space left on device") as caught:
         drive([full(str(folder / "checkpoint.pt"))])
     assert not record.read_trial(folder).finished
-    noted = record.disk_fault(folder)
+    noted = disk.recorded_fault(folder)
     expected = errno.ENOSPC, str(folder / "checkpoint.pt")
     assert [(error.errno, error.filename) for error in (caught.value, noted)] == [expected] * 2
 
@@ -274,6 +274,6 @@ def test_a_disk_that_is_full_is_known_by_the_file_that_was_tried(tmp_path, monke
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    fault = environment.unwritable(tmp_path)
+    fault = disk.unwritable(tmp_path)
     assert fault is not None
     assert os.path.dirname(fault.filename) == str(tmp_path)

@@ -28,6 +28,7 @@ from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.profiling import trace
 from tunediff.ray_backend.slot import run_group
+from tunediff.report import sentences
 from tunediff.training import run_trial, state, weights
 from tunediff.tuning import worker
 from tunediff.tuning.resources import Placement
@@ -186,7 +187,7 @@ def test_a_finished_trial_stays_ok_where_its_profile_fails(tmp_path, job, monkey
     assert kinds(tmp_path)[-2:] == ["point", "end"]
     ended = record.read_trial(tmp_path)
     assert ended.status == "ok"
-    assert ended.remarks.startswith("its operations were not profiled: ")
+    assert sentences.of_trial(ended).startswith("its operations were not profiled: ")
 
 
 @pytest.mark.nightly  # trains a classifier

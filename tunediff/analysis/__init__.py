@@ -300,7 +300,7 @@ class Results:
                 self.metric: last(trial, self.metric),
                 "versus_baseline": self.versus_baseline(trial),
                 **{name: last(trial, name) for name in measured},
-                "reason": trial.remarks,
+                "reason": trial.reason,
             }
             rows.append(cells | knob_columns(trial.config, {*cells, *more}))
         return pd.DataFrame(rows)

@@ -33,7 +33,7 @@ from tunediff.core.lock import runner
 from tunediff.core.options import option
 from tunediff.experiment.model import RunLimit
 from tunediff.models import Saved
-from tunediff.report import charts, context, page, reading, style
+from tunediff.report import charts, context, page, reading, style, tables
 from tunediff.report.result import Result
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Search:
     def trials(self) -> pd.DataFrame:
         """Return one row per trial: knobs by dotted name, value, status, times; the same as
         trials.csv."""
-        return self._evidence().table()
+        return tables.trials_frame(self._evidence())
 
     def curves(self) -> pd.DataFrame:
         """Return one row per evaluation of every trial; the same as curves.csv."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import functools
 import hashlib
 import importlib.metadata
@@ -20,15 +19,9 @@ from typing import Any, TypedDict
 import psutil
 
 from tunediff.core import machine
-from tunediff.core.files import naming_file
 
 RAY_BEFORE = "TUNEDIFF_RAY_BEFORE"
 """Set where tunediff runs Ray: the variables of Ray that the user had set before, as JSON."""
-DISK_FAULTS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-"""Errors of the disk; they say nothing about the configuration of the trial that hit them."""
-
-PASSING_DISK_FAULTS = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
-"""Errors of the disk that may be over the next time, such as those of NFS."""
 
 
 def of_user() -> dict[str, str]:
@@ -72,33 +65,6 @@ class Environment(TypedDict):
     """Version of each package, by name."""
     code: str
     """12 hex digits, equal exactly for equal sources and shipped weights."""
-
-
-def is_full(folder: Path, code: int | None, path: str | None) -> bool:
-    """Return whether an error of the system, of this code and file, is that of a folder's disk."""
-    if code not in DISK_FAULTS or path is None:
-        return False
-    file = Path(path).absolute()
-    with contextlib.suppress(OSError):
-        nearest = next(parent for parent in (file, *file.parents) if parent.exists())
-        return nearest.stat().st_dev == folder.stat().st_dev
-    return True
-
-
-def unwritable(folder: Path) -> OSError | None:
-    """Return why the folder cannot be written to, or None. Under 8 MiB of space is full."""
-    probe = folder / f".probe-{os.getpid()}"
-    try:
-        with naming_file(probe), open(probe, "wb") as file:
-            file.write(bytes(8 * 2**20))
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        return error
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
-    return None
 
 
 def describe() -> Environment:

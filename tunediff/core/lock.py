@@ -13,7 +13,7 @@ from typing import NamedTuple, TextIO
 
 import psutil
 
-from tunediff.core import environment
+from tunediff.core import disk
 from tunediff.core.errors import ConfigError
 
 LOCK = ".lock"
@@ -37,7 +37,7 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
     by default that it runs a search. Where the file system has no locks, a warning is logged.
     Raises `ConfigError` if another process has the lock.
     """
-    if (fault := environment.unwritable(folder)) is not None:
+    if (fault := disk.unwritable(folder)) is not None:
         raise ConfigError(f"{option}: {folder} cannot be written: {fault.strerror}")
     with open(folder / LOCK, "a+") as lock:
         try:

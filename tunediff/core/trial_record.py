@@ -33,9 +33,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName
-from tunediff.core.errors import ConfigError, Failure, TunediffError
+from tunediff.core.errors import ConfigError, TunediffError
 from tunediff.core.files import CODE, FORMAT, check_format, naming_file
 from tunediff.core.outcomes import Ruling, Status
 from tunediff.core.point import Point
@@ -105,16 +104,6 @@ class Decision:
     limit_of: str = "noise"
     """Which of both: `noise` or `margin`."""
 
-    @property
-    def words(self) -> str:
-        """Return why it stopped the trial, by the numbers that the rule has compared."""
-        trials = text.pluralize(len(self.others), "trial")
-        words = f"{self.value:.6g} after {self.train_s:.1f} s: worse than"
-        words += f" {self.median:.6g} (median of {trials})"
-        if self.limit is None or self.best is None:
-            return words
-        return f"{words} and than {self.limit:.6g} ({self.limit_of} of the best, {self.best:.6g})"
-
 
 @dataclasses.dataclass
 class TrialRecord:
@@ -176,19 +165,6 @@ class TrialRecord:
         return self.end.reason if self.end is not None else ""
 
     @property
-    def remarks(self) -> str:
-        """Return why it ended, why it restarted and why it was not captured, as one line."""
-        restarts = (
-            f"started from the beginning: {reason or 'no checkpoint'}" for reason in self.restarts
-        )
-        refused = f"not captured: {self.not_captured}" if self.not_captured else ""
-        # Whoever asks for trials may end one as pruned for a reason of his own
-        stopped = self.decision if self.status == Status.PRUNED else None
-        is_early = stopped is not None and stopped.outcome == Ruling.STOPPED
-        early = stopped.words if stopped is not None and is_early else ""
-        return "; ".join(filter(None, [early, self.reason, *restarts, refused]))
-
-    @property
     def finished(self) -> bool:
         """Return whether it will not be run again."""
         return self.end is not None
@@ -237,14 +213,6 @@ def was_lost(folder: Path) -> Line | None:
     for line in lines:
         ended = line["event"] == "end" or (ended and line["event"] != "restarted")
     return lines[-1] if lines and lines[-1]["event"] == "lost" and not ended else None
-
-
-def disk_fault(folder: Path) -> OSError | None:
-    """Return why results could not be written, if that is the journal's last line; else None."""
-    last = next(reversed(list(events(folder))), None)
-    if last is None or (last["event"], last.get("kind")) != ("fault", "disk"):
-        return None
-    return Failure(last["message"], last["error"], last["errno"], last["path"]).system_error
 
 
 def read_trial(folder: Path) -> TrialRecord | None:

@@ -16,7 +16,7 @@ from torch import nn
 from tunediff import config as cfg
 from tunediff.config.code import described
 from tunediff.config.systems import Loader
-from tunediff.core import environment, machine, text
+from tunediff.core import disk, environment, machine, text
 from tunediff.core.clock import Budget
 from tunediff.core.template_ask import ask
 from tunediff.core.trial_record import CAPTURED
@@ -85,11 +85,11 @@ def formats(storage: Path) -> Finding:
     return Finding("weak", found, "precision.amp does not pay here")
 
 
-def disk(storage: Path) -> Finding:
+def disk_space(storage: Path) -> Finding:
     """Check that the folder of all searches is writable and has room."""
     storage = storage.absolute()
     folder = next(parent for parent in (storage, *storage.parents) if parent.is_dir())
-    if (why := environment.unwritable(folder)) is not None:
+    if (why := disk.unwritable(folder)) is not None:
         return Finding(
             "missing", f"{folder} cannot be written: {why.strerror}", "use another --storage"
         )
@@ -211,7 +211,7 @@ CHECKS: Sequence[Check] = (
     ("GPU", True, gpus),
     ("CPU", False, cpu),
     ("number formats", False, formats),
-    ("disk", True, disk),
+    ("disk", True, disk_space),
     ("loader processes", True, loading),
     ("process group", False, group),
     ("torch.compile", False, compiling),

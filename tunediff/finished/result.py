@@ -17,7 +17,7 @@ from tunediff.finished import words
 from tunediff.finished.comparison import FinishedComparison, Rules, RunSet, SetResult
 from tunediff.finished.runs import FinishedRun
 from tunediff.finished.statistics import Test
-from tunediff.report import page, reading, sentences
+from tunediff.report import page, reading
 from tunediff.report.result import (
     JSON,
     Candidate,
@@ -29,6 +29,7 @@ from tunediff.report.result import (
     Shown,
 )
 from tunediff.report.sections import block, table
+from tunediff.report.text import candidates_table
 
 RUNS = "runs"
 """Folder with a file for each set: the parsed numbers, a line a run."""
@@ -134,7 +135,7 @@ def write(comparison: FinishedComparison, folder: Path) -> Path:
     ).write(folder)  # fmt: skip
     found = result_of(comparison, folder.name)
     content = [
-        ("result", "Result", [block("lead", found.summary[0]), table(sentences.table(found), words=2, stacks=True),
+        ("result", "Result", [block("lead", found.summary[0]), table(candidates_table(found), words=2, stacks=True),
                               *(block("p", line) for line in found.summary[1:])]),
     ]  # fmt: skip
     return page.write_finished(folder, found, content)

@@ -106,7 +106,7 @@ class Tracker(Background):
         if trial.end is not None:
             value = trial.value(self._activity.objective)
             final = {} if value is None else {f"final_{self._activity.objective}": value}
-            run.end({"status": trial.end.status, "reason": trial.remarks} | final, [])
+            run.end({"status": trial.end.status, "reason": trial.reason} | final, [])
             del self._open[name]
         self._note(name, len(trial.points), trial.end is not None)
 

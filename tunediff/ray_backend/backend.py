@@ -74,7 +74,7 @@ class RayDashboardReporter(Listener):
             )
         if trial is not None and event == "end":
             words.insert(1, trial.status or "ended")
-            words.append(trial.remarks)
+            words.append(trial.reason)
         line = "  ".join(word for word in [*words, knobs] if word)
         self._show_line(int(content.get("slot", 0)), line)
         if event == "point":

@@ -9,7 +9,7 @@ from ray import tune
 from ray.tune.result import RESULT_DUPLICATE
 from ray.tune.search import Searcher as RaySearcher
 
-from tunediff.core import environment
+from tunediff.core import disk
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
@@ -85,9 +85,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             return
         # Not even the line of a fault may have found room
         experiment = self.proposer.experiment
-        if error and (
-            fault := record.disk_fault(spec.folder) or environment.unwritable(experiment)
-        ):
+        if error and (fault := disk.recorded_fault(spec.folder) or disk.unwritable(experiment)):
             raise fault  # not the trial's: it has no end, and a resumed search takes it up
         died = End(Status.ERROR, "its driver died", process_died=True)
         end = died if error else End(Status.PRUNED)

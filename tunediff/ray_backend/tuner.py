@@ -12,7 +12,7 @@ from ray import tune
 from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import FIFOScheduler, TrialScheduler
 
-from tunediff.core.environment import unwritable
+from tunediff.core.disk import unwritable
 from tunediff.core.listeners import Listeners
 from tunediff.core.logs import errors_only
 from tunediff.core.progress import log_exceptions

@@ -14,15 +14,13 @@ from tunediff.analysis import Results, confirming_runs, disturbed
 from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.journals import Following, Throttle
 from tunediff.analysis.outcome import failed
-from tunediff.core import text
-from tunediff.core import trial_record as record
+from tunediff.core import disk, text
 from tunediff.core.listeners import Listener
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report import plan
+from tunediff.report import plan, sentences
 from tunediff.report.heartbeat import Heartbeat
-from tunediff.report.sentences import OTHERS
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import sessions
 
@@ -176,7 +174,7 @@ class Console(Listener):
             words.append(f"{results.label} {text.number(point[metric])}")
             words.append(self._compared(self.versus_at(trial, point["index"], point[metric])))
         words.append(self._rate(text.number(point["samples_per_s"])))
-        words.append(OTHERS if point.get("disturbed") is True else "")
+        words.append(sentences.OTHERS if point.get("disturbed") is True else "")
         return "  ".join(filter(None, words))
 
     def _rate(self, rate: str, how: str = "") -> str:
@@ -187,9 +185,9 @@ class Console(Listener):
     def _end_line(self, trial: TrialRecord) -> str:
         results, value = self.results, trial.value(self.results.metric)
         folder = self.folder / "trials" / trial.name
-        words = [trial.status or str(record.disk_fault(folder) or "goes on from its checkpoint")]
+        words = [trial.status or str(disk.recorded_fault(folder) or "goes on from its checkpoint")]
         if value is None:
-            words.append(trial.remarks)
+            words.append(sentences.of_trial(trial))
         else:
             point = trial.points[-1]
             # Of the whole training; a point has the rate since the one before.
@@ -201,9 +199,9 @@ class Console(Listener):
                 self._rate(rate, " on average"),
                 self.changes(trial.drawn),
                 results.outcome_of(trial).failure_note,
-                trial.remarks,
+                sentences.of_trial(trial),
             ]
-        words += [OTHERS if disturbed(trial) else "", self.best_words()]
+        words += [sentences.OTHERS if disturbed(trial) else "", self.best_words()]
         if left := self.remaining_words():
             words.append(f"{self.following.ended}/{self.space.budget.trials}, {left}")
         return "  ".join(filter(None, words))

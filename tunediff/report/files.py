@@ -25,7 +25,7 @@ def write_search(results: Results) -> list[str]:
     comparison.csv; for a study also study.csv, study.md and, if it has a figure, study.png.
     """
     evidence = read_evidence(results)
-    frames = {"trials.csv": evidence.table(), "curves.csv": results.curves()}
+    frames = {"trials.csv": tables.trials_frame(evidence), "curves.csv": results.curves()}
     if results.space.cost is not None:
         frames["pareto.csv"] = pareto_table(results)
     if evidence.compared is not None:

@@ -22,6 +22,7 @@ from tunediff.core import text
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.trial_record import TrialRecord
+from tunediff.report import sentences
 from tunediff.report.console import Console
 from tunediff.search_space import SearchSpace
 
@@ -61,8 +62,11 @@ class LiveTable(Console):
     def print_event(
         self, event: str, name: str, trial: TrialRecord | None, content: Mapping[str, Any]
     ) -> None:
-        if event == "end" and trial is not None and (failed(trial) or trial.remarks):
-            why = f"{trial.status}  {trial.remarks}  {self.changes(trial.drawn)}"
+        if event != "end" or trial is None:
+            return
+        why = sentences.of_trial(trial)
+        if failed(trial) or why:
+            why = f"{trial.status}  {why}  {self.changes(trial.drawn)}"
             self.say(f"{self.display_name(name)} {why}")
 
     def shown(self) -> RenderableType:

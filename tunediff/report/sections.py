@@ -26,6 +26,7 @@ from tunediff.core.text import number, percent, pluralize, rounded, secs, times
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import charts, sentences
 from tunediff.report.context import ReportContext, protocol
+from tunediff.report.text import candidates_table
 
 Block = dict[str, Any]
 """A part of a section: `kind` (lead, p, note, h3, pre, figure, table …) and what it holds."""
@@ -75,7 +76,7 @@ def result(about: ReportContext) -> list[Block]:
     blocks += [block("p", sentence) for sentence in said if sentence]
     if tested is not None:
         heading = "On new seeds" if found.confirmations else "All configurations over their seeds"
-        rows_of = sentences.table(found.counts)
+        rows_of = candidates_table(found.counts)
         marks = [
             "baseline"
             if not one.configuration

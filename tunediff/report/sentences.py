@@ -16,10 +16,11 @@ from tunediff.analysis.speed import Why
 from tunediff.analysis.statistics import is_wide
 from tunediff.core import text
 from tunediff.core.clock import PROCESS, ClockSummary
-from tunediff.core.outcomes import State, Status, Verdict
+from tunediff.core.outcomes import Ruling, State, Status, Verdict
 from tunediff.core.point import one_of
 from tunediff.core.target import APART, EVALUATIONS
 from tunediff.core.text import number, pluralize
+from tunediff.core.trial_record import Decision, TrialRecord
 from tunediff.report.result import Candidate, Effect, Ledger, NoiseOfRun, Result, SpeedUp
 
 OPEN = "not determined"
@@ -98,28 +99,29 @@ def compared(result: Result, one: Candidate) -> str:
     return f"{result.metric} {shown} {how} {whose}"
 
 
-def table(result: Result) -> list[list[str]]:
-    """Return headings and a row for each candidate, without empty columns."""
-    kinds = [one.effect.kind for one in result.candidates if one.effect is not None]
-    rule = result.rule
-    confidence = 95.0 if rule is None else 100 * (1 - rule.level * (1 + rule.one_sided))
-    rows = [
-        {
-            "configuration": one.name,
-            "verdict": verdict(one.verdict),
-            "runs": f"{len(one.values)} of {one.runs}",
-            f"{result.metric}, mean ± sd": value_of(one),
-            f"{kinds[0] if kinds else 'effect'} ({math.floor(confidence)} % interval)": interval(
-                one.effect
-            ),
-            "speed-up": speedup(one.speedup) if one.configuration and one.values else "",
-            "p (Holm)": text.rounded(one.effect.p_holm) if one.effect is not None else "",
-            **{name: text.with_sd(values) for name, values in one.others.items()},
-        }
-        for one in result.candidates
-    ]
-    names = [name for name in (rows[0] if rows else {}) if any(row[name] for row in rows)]
-    return [names, *([row[name] for name in names] for row in rows)]
+# ---- one trial
+def of_trial(trial: TrialRecord) -> str:
+    """Return why a trial ended, why it restarted and why it was not captured, as one line."""
+    restarts = (
+        f"started from the beginning: {reason or 'no checkpoint'}" for reason in trial.restarts
+    )
+    refused = f"not captured: {trial.not_captured}" if trial.not_captured else ""
+    # Whoever asks for trials may end one as pruned for a reason of his own
+    stopped = trial.decision if trial.status == Status.PRUNED else None
+    is_early = stopped is not None and stopped.outcome == Ruling.STOPPED
+    early = stopped_early(stopped) if stopped is not None and is_early else ""
+    return "; ".join(filter(None, [early, trial.reason, *restarts, refused]))
+
+
+def stopped_early(decision: Decision) -> str:
+    """Return why early stopping ended a trial, by the numbers that the rule has compared."""
+    trials = pluralize(len(decision.others), "trial")
+    words = f"{decision.value:.6g} after {decision.train_s:.1f} s: worse than"
+    words += f" {decision.median:.6g} (median of {trials})"
+    if decision.limit is None or decision.best is None:
+        return words
+    near = f"{decision.limit_of} of the best, {decision.best:.6g}"
+    return f"{words} and than {decision.limit:.6g} ({near})"
 
 
 # ---- the verdict

@@ -22,7 +22,7 @@ from tunediff.core.environment import hardware
 from tunediff.core.outcomes import Status
 from tunediff.core.text import has_value, knob_value, number, short
 from tunediff.core.trial_record import TrialRecord
-from tunediff.report import style
+from tunediff.report import sentences, style
 from tunediff.search_space.study import OPERATIONS, Study
 
 DETAILS = ("trial", "status", "reason", "not_effective", "disturbed")
@@ -161,7 +161,7 @@ def _row(results: Results, runs: list[TrialRecord], numbers: Sequence[str]) -> d
         "trial": runs[0].name,
         "runs": sum(trial.status == Status.OK for trial in runs),
         "status": ", ".join(dict.fromkeys(str(trial.status or "running") for trial in runs)),
-        "reason": next((trial.remarks for trial in runs if trial.remarks), ""),
+        "reason": next(filter(None, map(sentences.of_trial, runs)), ""),
         "disturbed": any(map(disturbed, runs)),
         "all_runs": runs,
     }

@@ -13,6 +13,7 @@ import yaml
 from tunediff import config as cfg
 from tunediff.analysis import RATE, curve, disturbed, last, shown, sides, speed
 from tunediff.analysis.comparison import Comparison
+from tunediff.analysis.evidence import Evidence
 from tunediff.analysis.outcome import failed
 from tunediff.core import text
 from tunediff.core.outcomes import Status
@@ -68,7 +69,7 @@ def trials(about: ReportContext) -> list[Block]:
             results.clock.short: rounded(last(trial, results.clock.along)),
             "MiB": rounded(last(trial, "peak_memory_mib")),
             **{name: shown(trial.drawn[name]) if name in trial.drawn else "" for name in knobs},
-            "reason": text.truncate(trial.remarks, 300),
+            "reason": text.truncate(sentences.of_trial(trial), 300),
         }
         rows.append(row)
     names = [name for name in rows[0] if any(row[name] for row in rows)]
@@ -85,6 +86,12 @@ def trials(about: ReportContext) -> list[Block]:
         ),
         block("note", f"{legend}Empty: the knob does not apply, or nothing was measured."),
     ]
+
+
+def trials_frame(evidence: Evidence) -> pd.DataFrame:
+    """Return one row per trial, as trials.csv has them: `reason` is in words."""
+    reasons = [sentences.of_trial(trial) for trial in evidence.results.trials]
+    return evidence.table().assign(reason=reasons)
 
 
 def failures(about: ReportContext) -> list[Block]:
@@ -107,7 +114,7 @@ def failures(about: ReportContext) -> list[Block]:
     rows = [
         [
             status,
-            text.truncate(found[0].remarks or "stopped early", 300),
+            text.truncate(sentences.of_trial(found[0]) or "stopped early", 300),
             " ".join(one.name for one in found)[:48],
             len(found),
         ]

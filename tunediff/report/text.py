@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import shutil
 import sys
 from collections.abc import Sequence
@@ -68,13 +69,37 @@ def lines(result: Result) -> list[str]:
     known = {name: value for name, value in facts.items() if value is not None}
     parts = [
         text.block(known),
-        plain_table(sentences.table(by), columns),
+        plain_table(candidates_table(by), columns),
         "\n".join(result.summary),
     ]
     for rows in (search.pareto, search.study) if search is not None else ():
         cells = [[_cell(value) for value in row.values()] for row in rows]
         parts += [plain_table([list(rows[0]), *cells], columns)] if rows else []
     return "\n\n".join(filter(None, parts)).splitlines()
+
+
+def candidates_table(result: Result) -> list[list[str]]:
+    """Return headings and a row for each candidate, without empty columns."""
+    kinds = [one.effect.kind for one in result.candidates if one.effect is not None]
+    rule = result.rule
+    confidence = 95.0 if rule is None else 100 * (1 - rule.level * (1 + rule.one_sided))
+    rows = [
+        {
+            "configuration": one.name,
+            "verdict": sentences.verdict(one.verdict),
+            "runs": f"{len(one.values)} of {one.runs}",
+            f"{result.metric}, mean ± sd": sentences.value_of(one),
+            f"{kinds[0] if kinds else 'effect'} ({math.floor(confidence)} % interval)": sentences.interval(
+                one.effect
+            ),
+            "speed-up": sentences.speedup(one.speedup) if one.configuration and one.values else "",
+            "p (Holm)": text.rounded(one.effect.p_holm) if one.effect is not None else "",
+            **{name: text.with_sd(values) for name, values in one.others.items()},
+        }
+        for one in result.candidates
+    ]
+    names = [name for name in (rows[0] if rows else {}) if any(row[name] for row in rows)]
+    return [names, *([row[name] for name in names] for row in rows)]
 
 
 def pair_rows(comparison: Comparison) -> list[list[str]]:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tunediff.config import code
-from tunediff.core import environment
-from tunediff.core.errors import CaptureFailedError, Failure
+from tunediff.core import disk
+from tunediff.core.errors import CaptureFailedError
 from tunediff.core.outcomes import Status
 from tunediff.core.target import TIME_TO_TARGET, Target
-from tunediff.core.trial_record import CHECKPOINT, End, NotFiniteError
+from tunediff.core.trial_record import End, NotFiniteError
 from tunediff.distributed import World
 from tunediff.training import memory
 from tunediff.training.outcome import TrainingOutcome
@@ -64,7 +64,7 @@ def run_trial(
             error, world.size
         ):
             return TrialResult(None, error=error)
-        if (fault := _fault_of_disk(error, folder)) is not None:
+        if (fault := disk.fault_behind(error, folder)) is not None:
             return TrialResult(None, error=fault)
         # Here what the training held is still there to measure.
         return TrialResult(end_of(error, world), error=error)
@@ -72,23 +72,6 @@ def run_trial(
     if target is not None and outcome.finished and TIME_TO_TARGET not in outcome.points[-1]:
         status, reason = Status.ERROR, target.missed
     return TrialResult(End(status, reason, outcome.seconds, outcome.steps, outcome.peak), outcome)
-
-
-def _fault_of_disk(error: Exception, folder: Path) -> OSError | None:
-    """Return the fault of the disk of the trial's folder that an error is, or that it hides.
-
-    No end could be written either; and one would remove the checkpoint, which may be intact.
-    """
-    failure = Failure.of(error)
-    if isinstance(error, OSError) and failure.path is not None:
-        path = Path(failure.path)
-        passing = error.errno in environment.PASSING_DISK_FAULTS and path.is_relative_to(folder)
-        full = environment.is_full(folder, failure.errno, failure.path)
-        return error if passing or full or path == folder / CHECKPOINT else None
-    # Not everything that fails to write a file says so by its class, or names the file
-    if (fault := environment.unwritable(folder)) is not None:
-        fault.__cause__ = error
-    return fault
 
 
 def end_of(error: BaseException, world: World | None = None) -> End:

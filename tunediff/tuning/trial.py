@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Generator, Iterator
 
 from tunediff.core import trial_record as record
-from tunediff.core.environment import is_full
+from tunediff.core.disk import is_full
 from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
@@ -67,7 +67,7 @@ def run_trial_on_slot(
             if (gone := slot.gone(place.nodes)) and lost + 1 < LOSSES:
                 journal.write("lost", nodes=gone, reason=str(ended))
                 return
-            if is_full(folder, ended.errno, ended.path):
+            if is_full(folder, ended):
                 # a disk too full for a checkpoint has room for a line
                 journal.write("fault", kind="disk", **vars(ended))
                 raise ended.system_error  # the trial has no end, and the search stops

@@ -1,0 +1,75 @@
+"""Say whether an error is a fault of the disk that results are on. Such a fault says nothing about
+a trial, so the trial has no end and goes on later.
+
+In the process of a run `fault_behind` decides whether an error is one; the run then writes no end.
+Its driver decides by `is_full` whether more attempts are of use: if not, it writes `fault` with
+`kind: disk` into the journal and raises the error, which ends the search. Where even that line finds
+no room, `unwritable` says so by trying.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+
+from tunediff.core.errors import Failure
+from tunediff.core.files import naming_file
+from tunediff.core.trial_record import CHECKPOINT, events
+
+_LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+"""Those that may be over the next time, such as those of NFS."""
+
+
+def fault_behind(error: Exception, folder: Path) -> OSError | None:
+    """Return the fault of the disk of a trial's folder that an error is, or that it hides.
+
+    No end could be written either; and one would remove the checkpoint, which may be intact.
+    """
+    failure = Failure.of(error)
+    if isinstance(error, OSError) and failure.path is not None:
+        path = Path(failure.path)
+        passing = error.errno in _PASSING and path.is_relative_to(folder)
+        is_disk = passing or is_full(folder, failure) or path == folder / CHECKPOINT
+        return error if is_disk else None
+    # Not everything that fails to write a file says so by its class, or names the file
+    if (fault := unwritable(folder)) is not None:
+        fault.__cause__ = error
+    return fault
+
+
+def is_full(folder: Path, failure: Failure) -> bool:
+    """Return whether an error is that the disk of a folder is full or cannot be written to."""
+    if failure.errno not in _LASTING or failure.path is None:
+        return False
+    file = Path(failure.path).absolute()
+    with contextlib.suppress(OSError):
+        nearest = next(parent for parent in (file, *file.parents) if parent.exists())
+        return nearest.stat().st_dev == folder.stat().st_dev
+    return True
+
+
+def unwritable(folder: Path) -> OSError | None:
+    """Return why the folder cannot be written to, or None. Under 8 MiB of space is full."""
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        with naming_file(probe), open(probe, "wb") as file:
+            file.write(bytes(8 * 2**20))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        return error
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink()
+    return None
+
+
+def recorded_fault(folder: Path) -> OSError | None:
+    """Return why results could not be written, if that is the journal's last line; else None."""
+    last = next(reversed(list(events(folder))), None)
+    if last is None or (last["event"], last.get("kind")) != ("fault", "disk"):
+        return None
+    return Failure(last["message"], last["error"], last["errno"], last["path"]).system_error
