@@ -3,8 +3,8 @@ a trial, so the trial has no end and goes on later.
 
 In the process of a run `fault_behind` decides whether an error is one; the run then writes no end.
 Its driver decides by `is_full` whether more attempts are of use: if not, it writes `fault` with
-`kind: disk` into the journal and raises the error, which ends the search. Where even that line finds
-no room, `unwritable` says so by trying.
+`kind: disk` into the journal and raises the error, which ends the search. Where even that line
+finds no room, `unwritable` says so by trying.
 """
 
 from __future__ import annotations

@@ -134,8 +134,9 @@ def write(comparison: FinishedComparison, folder: Path) -> Path:
         finished=FinishedRuns(until_target=rules.until_target, sd=rules.sd, paired_by=rules.paired_by),
     ).write(folder)  # fmt: skip
     found = result_of(comparison, folder.name)
+    sets = table(candidates_table(found), words=2, stacks=True)
     content = [
-        ("result", "Result", [block("lead", found.summary[0]), table(candidates_table(found), words=2, stacks=True),
+        ("result", "Result", [block("lead", found.summary[0]), sets,
                               *(block("p", line) for line in found.summary[1:])]),
     ]  # fmt: skip
     return page.write_finished(folder, found, content)

@@ -83,15 +83,14 @@ def candidates_table(result: Result) -> list[list[str]]:
     kinds = [one.effect.kind for one in result.candidates if one.effect is not None]
     rule = result.rule
     confidence = 95.0 if rule is None else 100 * (1 - rule.level * (1 + rule.one_sided))
+    effect = f"{kinds[0] if kinds else 'effect'} ({math.floor(confidence)} % interval)"
     rows = [
         {
             "configuration": one.name,
             "verdict": sentences.verdict(one.verdict),
             "runs": f"{len(one.values)} of {one.runs}",
             f"{result.metric}, mean ± sd": sentences.value_of(one),
-            f"{kinds[0] if kinds else 'effect'} ({math.floor(confidence)} % interval)": sentences.interval(
-                one.effect
-            ),
+            effect: sentences.interval(one.effect),
             "speed-up": sentences.speedup(one.speedup) if one.configuration and one.values else "",
             "p (Holm)": text.rounded(one.effect.p_holm) if one.effect is not None else "",
             **{name: text.with_sd(values) for name, values in one.others.items()},
