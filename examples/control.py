@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff import Choice, Metric, Range, Trial
+from tunediff import Choice, Metric, Range, Trial, steps
 
 LONGEST = 200
 """Steps after which an episode ends: the largest return."""
@@ -96,7 +96,7 @@ def train(trial: Trial) -> None:
     carts = Carts(knobs.carts, torch.Generator().manual_seed(trial.config.seed))
     trial.keep(agent=agent, optimizer=optimizer, carts=carts)
     trial.evaluate_with(lambda: {"return": mean_return(agent, trial.device)})
-    for _ in trial.steps(range(10**9), samples=knobs.carts * knobs.horizon):
+    for _ in steps(trial, range(10**9), samples=knobs.carts * knobs.horizon):
         with trial.phase("collect"):
             data = collect(agent, carts, knobs, trial.device)
         for _ in range(knobs.passes):

@@ -1,9 +1,10 @@
 """tunediff finds the training configuration that gives the best result for the wall-clock spent,
 and proves it.
 
-What a workload's file needs: `from tunediff import Choice, Metric, Range, Trial`. What the commands
-do, as functions: `run_search`, `open_search`, `open_study`, `run_comparison`, `run_training`,
-`run_profile` and `load_model`; docs/how-to/python.md.
+What a workload's file needs: `from tunediff import Choice, Metric, Range, Trial`, and `epochs` or
+`steps` for a loader of its own. What the commands do, as functions: `run_search`, `open_search`,
+`open_study`, `run_comparison`, `run_training`, `run_profile` and `load_model`;
+docs/how-to/python.md.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tunediff.api.profile_run import ProfileResult
     from tunediff.api.search import Search, open_search, run_search
     from tunediff.api.training import Training, load_model, run_profile, run_training
+    from tunediff.integrations.loaders import epochs, steps
     from tunediff.training.trial import Trial
 
 __version__ = "0.3.0"
@@ -39,12 +41,13 @@ __all__ = [
     "EvaluationStoppedError", "File",
     "Fixed", "Metric", "PairedComparison", "ProfileResult", "Quantity", "Range", "Search",
     "Training", "Trial",
-    "TunediffError", "judge", "load_model", "open_search", "open_study", "run_comparison", "run_profile",
+    "TunediffError", "epochs", "judge", "load_model", "open_search", "open_study", "run_comparison", "run_profile",
     "run_search",
-    "run_training",
+    "run_training", "steps",
 ]  # fmt: skip
 _LAZY = {
     "training.trial": ["Trial"],
+    "integrations.loaders": ["epochs", "steps"],
     "api.ask_tell": ["AskTellStudy", "AskedTrial", "open_study"],
     "api.search": ["Search", "open_search", "run_search"],
     "api.finished": ["judge"],

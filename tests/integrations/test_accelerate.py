@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from tests.helpers import Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, network
 from tunediff.config.code import WorkloadError
-from tunediff.training.epochs import EpochLoader
+from tunediff.integrations.loaders import UserLoader
 
 accelerate = pytest.importorskip("accelerate")
 
@@ -41,7 +41,7 @@ def learn(accelerator, model, passes, judged=lambda model: None):
                 scheduler.step()
                 optimizer.zero_grad()
             updates += accelerator.sync_gradients
-            if updates == STEPS and not isinstance(batches, EpochLoader):
+            if updates == STEPS and not isinstance(batches, UserLoader):
                 return found
     return found
 

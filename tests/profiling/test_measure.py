@@ -97,7 +97,7 @@ def test_the_loader_counts_what_an_item_counts_as(tmp_path):
 @pytest.mark.parametrize("reads", [True, False])
 def test_what_a_loader_of_its_own_follows_is_known(tmp_path, reads):
     batch = "X[: trial.loader_options['batch_size']], Y[:16]" if reads else "X[:16], Y[:16]"
-    text = Path(plain.__file__).read_text().replace("trial.batches((X, Y))", f"trial.steps([({batch})])")
+    text = Path(plain.__file__).read_text().replace("trial.batches((X, Y))", f"tunediff.steps(trial, [({batch})])")
     (tmp_path / "mine.py").write_text(text)
     config = cfg.baseline(str(tmp_path / "mine.py"))
     bench = measure.Bench(config, CPU)

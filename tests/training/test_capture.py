@@ -14,6 +14,7 @@ from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, tiny, toy,
 from tests.recorded_step import RecordedStep
 from tests.toy.train import INPUTS, TARGETS, begin, error, network
 from tunediff import config as cfg
+from tunediff import steps
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import read_trial
 from tunediff.report import sentences
@@ -213,7 +214,7 @@ def test_batch_of_another_shape_is_trained_in_the_loop():
     def body(trial):
         net, optimizer = fused(trial)
         loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(INPUTS, TARGETS), 8)  # 44 = 5 × 8 + 4
-        for inputs, targets in trial.steps(loader):
+        for inputs, targets in steps(trial, loader):
             sizes.append(len(inputs))
             trial.step(F.mse_loss(net(inputs), targets), optimizer)
 

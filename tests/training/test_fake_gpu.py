@@ -18,7 +18,7 @@ from tests.fake_cuda import DEVICE, GPU, fake_cuda
 from tests.helpers import CPU, Told, assert_equal, tiny, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS
 from tests.training.test_capture import EXACT, FEW, fused, told_of
-from tunediff import distributed
+from tunediff import distributed, steps
 from tunediff.api.train_run import TrainOptions, prepare
 from tunediff.config import dump
 from tunediff.config.configurations import not_effective
@@ -55,7 +55,7 @@ def loader_of_a_user_is_ordered_before_the_captured_steps(cuda):
         predict = trial.captured(net)
         trial.evaluate_with(lambda: {"error": F.mse_loss(predict(INPUTS), TARGETS).item()})
         dataset = torch.utils.data.TensorDataset(INPUTS, TARGETS)
-        for inputs, targets in trial.steps(torch.utils.data.DataLoader(dataset, 8, drop_last=True)):
+        for inputs, targets in steps(trial, torch.utils.data.DataLoader(dataset, 8, drop_last=True)):
             trial.before_step(lambda: net[0].weight.detach().sum().item())
             trial.step(F.mse_loss(net(inputs), targets), optimizer)
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.helpers import toy, train
 from tests.toy.train import begin, loss_of
+from tunediff import steps
 from tunediff.training import state
 
 ITEMS, BATCH = 64, 8
@@ -77,7 +78,7 @@ def trained(loader, judge, **how):
     def body(trial):
         net, optimizer = begin(trial)
         trial.evaluate_with(lambda: judge(loader) or {"error": 1.0})
-        batches = trial.steps(loader) if isinstance(loader, DataLoader) else trial.batches(loader)
+        batches = steps(trial, loader) if isinstance(loader, DataLoader) else trial.batches(loader)
         for batch in batches:
             trial.step(loss_of(net, batch), optimizer)
 

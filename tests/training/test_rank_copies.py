@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, error, network
+from tunediff import epochs, steps
 from tunediff.config import ConfigError
 from tunediff.distributed import World
 from tunediff.training import state
@@ -79,7 +80,7 @@ def own_loader(call, size=8, drop_last=True):
         order = torch.Generator().manual_seed(3 + trial.world.rank)
         data = TensorDataset(INPUTS, TARGETS)
         loader = DataLoader(data, size, shuffle=True, drop_last=drop_last, generator=order)
-        passes = trial.epochs(loader) if call == "epochs" else [(0, trial.steps(loader))]
+        passes = epochs(trial, loader) if call == "epochs" else [(0, steps(trial, loader))]
         for _, batches in passes:
             for inputs, targets in batches:
                 trial.forward_backward((inputs,), (targets + trial.world.rank,), squares)

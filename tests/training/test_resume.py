@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, shipped_toy, timed, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network, plain
+from tunediff import epochs, steps
 from tunediff.core.clock import Budget
 from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.trial_record import NotFiniteError
@@ -101,7 +102,7 @@ def over_epochs(make_loader, ends=lambda trial: False):
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         net = trial.prepare(net, optimizer=optimizer, scheduler=scheduler)
         trial.evaluate_with(lambda: error(net))
-        for _, loader in trial.epochs(make_loader()):
+        for _, loader in epochs(trial, make_loader()):
             for batch in loader:
                 optimizer.zero_grad()
                 (loss := loss_of(net, batch)).backward()
@@ -141,7 +142,7 @@ def counting(trial):
     """A count takes the place of a loader; each step has two backward passes."""
     net, optimizer = begin(trial)
     trial.evaluate_with(lambda: error(net))
-    for number in trial.steps(itertools.count(), samples=8):
+    for number in steps(trial, itertools.count(), samples=8):
         for first in (number % 40, number % 40 + 2):
             loss = loss_of(net, (INPUTS[first : first + 2], TARGETS[first : first + 2]))
             loss.backward()

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import tunediff  # noqa: F401 – for edits of this file
 from tunediff import Choice, Metric, Range, Trial
 
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))

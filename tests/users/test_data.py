@@ -12,6 +12,7 @@ from torch.utils.data._utils import worker
 
 from tests.helpers import CPU, toy, train
 from tests.toy.train import INPUTS, TARGETS, begin
+from tunediff import steps
 from tunediff.config import ConfigError
 from tunediff.config.code import WorkloadError
 from tunediff.data.loader import share_of_stream
@@ -138,8 +139,8 @@ def test_samples_are_counted_as_the_workload_says():
 
     assert counted(Trial.batches, INPUTS) == 30
     assert counted(Trial.batches, INPUTS, samples_each=10) == 3
-    assert counted(Trial.steps, DataLoader(TensorDataset(INPUTS), batch_size=4, drop_last=True)) == 60
-    assert counted(Trial.steps, [torch.zeros(())] * 3, samples=24) == 10
+    assert counted(steps, DataLoader(TensorDataset(INPUTS), batch_size=4, drop_last=True)) == 60
+    assert counted(steps, [torch.zeros(())] * 3, samples=24) == 10
 
 
 def test_accumulation_is_refused_where_the_loop_steps_by_itself():

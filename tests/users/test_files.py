@@ -305,7 +305,7 @@ def test_what_the_check_has_not_seen_read_is_warned_of_and_stays_in_the_space(mi
     assert "never saw train(trial) read loader.batch_size: searched" in said[2]
 
 
-OWN_LOADER = PLAIN.replace("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])")
+OWN_LOADER = PLAIN.replace("trial.batches((X, Y))", "tunediff.steps(trial, [(X[:8], Y[:8])])")
 
 
 @pytest.mark.nightly

@@ -94,14 +94,14 @@ TRAINED = [
     ("no loop", [(LOOP, "    for x, y in []:\n")], r"mine.py: train\(trial\) never asked for a batch"),
     ("a loop that never steps", [("        trial.step(loss, optimizer)\n", "")], r"a batch was taken and trial.step\(loss, optimizer\) not called"),
     ("a loop that is left", [("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n        break\n")], r"mine.py: train\(trial\) left its loop after"),
-    ("a pass that is not iterated", [(LOOP, "    loader = torch.utils.data.DataLoader(list(zip(X, Y)), 16)\n    for _, batches in trial.epochs(loader):\n      for x, y in loader:\n"), ("trial.step(loss, optimizer)", "loss.backward(); optimizer.step()")], r"mine.py: train\(trial\): a pass of epochs\(loader\) was not iterated"),
+    ("a pass that is not iterated", [(LOOP, "    loader = torch.utils.data.DataLoader(list(zip(X, Y)), 16)\n    for _, batches in tunediff.epochs(trial, loader):\n      for x, y in loader:\n"), ("trial.step(loss, optimizer)", "loss.backward(); optimizer.step()")], r"mine.py: train\(trial\): a pass of epochs\(trial, loader\) was not iterated"),
     ("two steps for one batch", [("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n        trial.step(F.mse_loss(net(x), y), optimizer)\n")], r"mine.py: trial.step was called twice for one batch"),
     ("a loss for each item", [("F.mse_loss(net(x), y)", "(net(x) - y)")], r"mine.py: trial.step takes a loss of one number, not a tensor of shape \[16, 1\]; loss.mean\(\)"),
     ("a loss that is a number", [("F.mse_loss(net(x), y)", "F.mse_loss(net(x), y).item()")], "mine.py: trial.step takes a loss of one number, not float"),
     ("no data", [("trial.batches((X, Y))", "trial.batches((X[:0], Y[:0]))")], "mine.py: trial.batches: the data set is empty"),
     ("tensors of two lengths", [("trial.batches((X, Y))", "trial.batches((X, Y[:9]))")], "trial.batches: tensors of different lengths: 64, 9"),
     ("data that is none", [("trial.batches((X, Y))", "trial.batches(3)")], "trial.batches: int is no data set; allowed: tensors, a torch Dataset"),
-    ("a loader as data", [("trial.batches((X, Y))", "trial.batches(torch.utils.data.DataLoader(list(zip(X, Y))))")], r"a loader of your own goes to trial.steps\(loader\)"),
+    ("a loader as data", [("trial.batches((X, Y))", "trial.batches(torch.utils.data.DataLoader(list(zip(X, Y))))")], r"a loader of your own goes to steps\(trial, loader\)"),
     ("another model is judged than exported", [("lambda: judge(net)", "lambda: judge(nn.Sequential(nn.Linear(4, 1)))")], "mine.py: the evaluation judges another model than the one that would be exported"),
     ("a second loop", [("        trial.step(loss, optimizer)\n", "        trial.step(loss, optimizer)\n    for x, y in trial.batches((X, Y)):\n        pass\n")], r"mine.py: train\(trial\) asked twice for batches"),
     ("a knob that there is not", [("trial.knobs.dropout", "trial.knobs.dropuot")], "dropuot"),
@@ -347,13 +347,16 @@ def test_what_a_search_can_do_with_is_a_warning(tmp_path):
     (told,) = checked(tmp_path, seeded)["warnings"]
     assert "the knob seed does not change the initial weights" in told
     own = edited(
-        ("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])"),
+        ("trial.batches((X, Y))", "tunediff.steps(trial, [(X[:8], Y[:8])])"),
         ("        with trial.autocast():\n", "        if True:  # experiment.config is no knob\n"),
     )
     found = checked(tmp_path, own, "own.py")
     assert found["warnings"] == []
     assert {"loader.batch_size", "loader.workers", "precision.amp"} <= set(found["unread"])
-    made = own.replace("trial.steps([(X[:8], Y[:8])])", "trial.steps([(X[: trial.config.loader.batch_size], Y[:16])])")
+    made = own.replace(
+        "tunediff.steps(trial, [(X[:8], Y[:8])])",
+        "tunediff.steps(trial, [(X[: trial.config.loader.batch_size], Y[:16])])",
+    )
     unread = set(checked(tmp_path, made, "made.py")["unread"])
     assert {"loader.workers", "precision.amp"} <= unread
     assert "loader.batch_size" not in unread
@@ -361,7 +364,7 @@ def test_what_a_search_can_do_with_is_a_warning(tmp_path):
 
 ALIKE = [
     ("private initial weights", [("    net = trial.prepare(net)\n", "    own = torch.Generator().manual_seed(1)\n    for p in net.parameters():\n        nn.init.normal_(p, generator=own)\n    net = trial.prepare(net)\n")], "the initial weights are the same for two values of the knob seed"),
-    ("a loader in a fixed order", [("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8]), (X[8:], Y[8:])])")], "the first batches are the same for two values of the knob seed"),
+    ("a loader in a fixed order", [("trial.batches((X, Y))", "tunediff.steps(trial, [(X[:8], Y[:8]), (X[8:], Y[8:])])")], "the first batches are the same for two values of the knob seed"),
 ]  # fmt: skip
 
 
@@ -377,8 +380,8 @@ def test_check_warns_of_what_is_alike_for_two_seeds(tmp_path, changes, answer):
         [("    net = trial.prepare(net)\n", "    torch.rand(3, generator=torch.Generator().manual_seed(1))\n    net = trial.prepare(net)\n")],
         [("    return {", "    torch.rand(3, generator=torch.Generator().manual_seed(1))\n    return {")],
         [("F.mse_loss(net(x), y)", "F.mse_loss(net(x + torch.rand(x.shape, generator=trial.rng)), y)")],
-        [("trial.batches((X, Y))", "trial.steps(torch.utils.data.DataLoader(list(zip(X, Y)), 8, shuffle=True))")],
-        [(LOOP, "    for _ in trial.steps(range(99), samples=8):\n        x, y = (own[torch.randint(64, (8,))] for own in (X, Y))\n")],
+        [("trial.batches((X, Y))", "tunediff.steps(trial, torch.utils.data.DataLoader(list(zip(X, Y)), 8, shuffle=True))")],
+        [(LOOP, "    for _ in tunediff.steps(trial, range(99), samples=8):\n        x, y = (own[torch.randint(64, (8,))] for own in (X, Y))\n")],
     ],
     ids=["a split of the data", "draws in the evaluation", "the trial's generator", "a shuffling loader", "a counter"],
 )  # fmt: skip
@@ -411,7 +414,7 @@ def test_check_leaves_out_further_runs_that_would_take_long(tmp_path, monkeypatc
 
 @pytest.mark.nightly
 def test_two_ranks_that_train_the_same_batches(tmp_path):
-    text = edited(("trial.batches((X, Y))", "trial.steps([(X[:8], Y[:8])])"))
+    text = edited(("trial.batches((X, Y))", "tunediff.steps(trial, [(X[:8], Y[:8])])"))
     config = cfg.override(cfg.baseline(str(file(tmp_path, text))), {"parallel.workers": 2})
     (told,) = check.before_search(config, lambda _: None)["warnings"]
     assert "all ranks train the same batches" in told

@@ -10,7 +10,7 @@ import copy
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -72,7 +72,7 @@ def length(source: Any) -> int | None:
         return None
     if isinstance(source, DataLoader):
         raise ConfigError(
-            "trial.batches takes a data set; a loader of your own goes to trial.steps(loader)"
+            "trial.batches takes a data set; a loader of your own goes to steps(trial, loader)"
         )
     is_group = isinstance(source, Mapping | tuple)
     is_indexed = hasattr(source, "__len__") and hasattr(source, "__getitem__") and not is_group
@@ -164,6 +164,15 @@ def to_device(content: Any, device: torch.device, non_blocking: bool = True) -> 
     if isinstance(content, tuple | list):
         return with_parts(content, [to_device(part, device, non_blocking) for part in content])
     return content
+
+
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Yield all tensors in tuples, lists and mappings."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | tuple | list):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from tensors_in(part)
 
 
 def select(source: Any, indices: Tensor, as_float: bool = False) -> Any:

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tunediff.integrations import require
+from tunediff.integrations.loaders import UserLoader
 from tunediff.integrations.seam import (
     BudgetScheduler,
     StepLosses,
@@ -31,7 +32,6 @@ from tunediff.integrations.seam import (
     refuse_knobs,
     without_settings,
 )
-from tunediff.training.epochs import EpochLoader
 from tunediff.training.trial import Trial
 
 require("accelerate", "accelerate")
@@ -66,7 +66,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         refuse_knobs(trial, "accelerate")
         self._trial, self._schedule_steps = trial, schedule_steps
         self._numbers = itertools.count(1)  # of what is kept beside the model
-        self._loader: EpochLoader | None = None
+        self._loader: UserLoader | None = None
         self._losses: StepLosses | None = None
         self._budget_schedulers: list[BudgetScheduler] = []
         handlers = list(options.pop("kwargs_handlers", None) or [])
@@ -125,7 +125,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         if self.scaler is not None:
             trial.keep(scaler=self.scaler)
         steps = self.gradient_accumulation_steps
-        passes = self._loader = trial.epoch_loader(loader, samples=samples, group=steps)
+        passes = self._loader = UserLoader(trial, loader, samples=samples, group=steps)
         passes.before_step = self._follow_budget
         self._losses = StepLosses(trial, passes, lambda: self._optimizers)
         yield from passes.passes()

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tunediff.integrations import require
+from tunediff.integrations.loaders import UserLoader, divided
 from tunediff.integrations.seam import (
     BudgetScheduler,
     StepLosses,
@@ -28,7 +29,6 @@ from tunediff.integrations.seam import (
     refuse_knobs,
     without_settings,
 )
-from tunediff.training.epochs import EpochLoader
 from tunediff.training.state import copied
 from tunediff.training.trial import Trial
 
@@ -187,7 +187,7 @@ class _Clock(pl.Callback):  # type: ignore[misc]
     """Brings a fit of Lightning under the clock of a trial, as one of its callbacks."""
 
     trainer: Any
-    _loader: EpochLoader | None = None
+    _loader: UserLoader | None = None
 
     def __init__(self, trial: Trial, module: Any) -> None:
         self._trial, self._module = trial, module
@@ -214,7 +214,7 @@ class _Clock(pl.Callback):  # type: ignore[misc]
             )
         return kept
 
-    def wrap(self, loader: Any) -> EpochLoader:
+    def wrap(self, loader: Any) -> UserLoader:
         """Return the training's loader under the clock. Raises `WorkloadError` for several."""
         trial = self._trial
         if isinstance(loader, Mapping | list | tuple) or self._loader is not None:
@@ -227,7 +227,7 @@ class _Clock(pl.Callback):  # type: ignore[misc]
                 " batch ahead of it; allowed: a DataLoader with a length"
             )
         accumulation = trial.config.loader.accumulation
-        self._loader = trial.epoch_loader(loader, group=accumulation, divide=True)
+        self._loader = UserLoader(trial, divided(loader, trial), group=accumulation)
         self._loader.before_step = self._before_step
         self._losses = StepLosses(trial, self._loader, lambda: self.trainer.optimizers)
         return self._loader

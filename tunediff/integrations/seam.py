@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tunediff.training.epochs import EpochLoader
+from tunediff.integrations.loaders import UserLoader
 from tunediff.training.trial import Trial
 
 
@@ -61,7 +61,7 @@ class StepLosses:
     """Sums the losses of a framework's backward passes, and records each step that it has made."""
 
     def __init__(
-        self, trial: Trial, loader: EpochLoader, optimizers: Callable[[], Sequence[Any]]
+        self, trial: Trial, loader: UserLoader, optimizers: Callable[[], Sequence[Any]]
     ) -> None:
         """`optimizers`: returns those of the framework; the first one's rate is recorded."""
         self._trial, self._optimizers = trial, optimizers

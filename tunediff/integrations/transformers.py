@@ -15,7 +15,11 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
+
+from tunediff.data import randomness
 from tunediff.integrations import require
+from tunediff.integrations.loaders import UserLoader
 from tunediff.integrations.seam import (
     Attributes,
     BudgetScheduler,
@@ -27,7 +31,6 @@ from tunediff.integrations.seam import (
     refuse_knobs,
     without_settings,
 )
-from tunediff.training.epochs import EpochLoader
 from tunediff.training.trial import Trial
 
 require("transformers", "transformers", "accelerate")
@@ -82,8 +85,11 @@ def fit(
         model = model_init()
     kind = type(f"Trial{trainer_class.__name__}", (_UnderClock, trainer_class), {})
     # as after Trainer.train, which would make the model again
-    preserved = trial.preserve_generators() if model_init is not None else contextlib.nullcontext()
-    with preserved:
+    with contextlib.ExitStack() as preserved:
+        if model_init is not None:
+            devices = [trial.device] if trial.device.type == "cuda" else []
+            preserved.enter_context(torch.random.fork_rng(devices))
+            preserved.enter_context(randomness.forked())
         trainer = kind(model=model, args=args, **trainer_options)
         trainer.begin(trial)
     trainer.train()
@@ -100,7 +106,7 @@ class _UnderClock:
     """What a Trainer does differently under the clock of a trial."""
 
     trial: Trial
-    own_loader: EpochLoader
+    own_loader: UserLoader
     schedule_steps: int
 
     def begin(self: Any, trial: Trial) -> None:
@@ -125,7 +131,7 @@ class _UnderClock:
         group = self.args.gradient_accumulation_steps
         # trl's packing joins the sequences of a batch into one row
         samples = self.trial.shard.count if getattr(self, "padding_free", False) else None
-        self.own_loader = self.trial.epoch_loader(loader, group=group, samples=samples)
+        self.own_loader = UserLoader(self.trial, loader, group=group, samples=samples)
         self.own_loader.before_step = lambda: self.lr_scheduler.follow()
         self._losses = StepLosses(self.trial, self.own_loader, lambda: [self.optimizer])
         return self.own_loader
@@ -185,7 +191,7 @@ class _Epochs(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         loader = self._trainer.own_loader
         with contextlib.suppress(TypeError):  # a stream has no length
-            state.epoch = loader.position.epoch + loader.position.batches / len(loader)
+            state.epoch = loader.position["epoch"] + loader.position["batches"] / len(loader)
 
 
 def _without_early_stopping(trial: Trial, callbacks: Iterable[Any]) -> list[Any]:

@@ -11,7 +11,6 @@ from tunediff.core.point import Point
 from tunediff.core.trial_record import CHECKPOINT
 from tunediff.training import adapters, memory, state, weights
 from tunediff.training.engine import Engine
-from tunediff.training.feed import Position
 
 
 def save(engine: Engine) -> None:
@@ -27,14 +26,13 @@ def save(engine: Engine) -> None:
             content = engine.state.take()
             # What is kept anyway shares its memory, and is written once.
             content["result"] = engine.judged if engine.judged is not None else _exported(engine)
-        position = engine.feed.position if engine.feed is not None else None
         content |= {
             "config": to_dict(engine.config),
             "clock": engine.clock.state_dict(),
             "before_first_batch_s": engine.clock.before_first_batch_s,
             "pace": engine.pace.state_dict(),
             "meter": engine.meter.state_dict(),
-            "position": engine.world.gather(position and dict(vars(position))),
+            "positions": engine.world.gather(engine.feed.position if engine.feed else None),
             "points": [point.flat for point in engine.points],
         }
         if engine.world.main:
@@ -92,16 +90,6 @@ def _misfit(engine: Engine, content: Mapping[str, Any]) -> str:
     if error is not None:
         notes = [described(error), *getattr(error, "__notes__", ())]
     return f"{CHECKPOINT} does not fit: {' '.join(', '.join(notes).split())}"
-
-
-def position_in(engine: Engine, content: Mapping[str, Any] | None) -> Position | None:
-    """Return where this rank's loader goes on; after a change of ranks, the pass's start."""
-    positions = (content or {}).get("position") or [None]
-    if positions[0] is None:
-        return None
-    if len(positions) != engine.world.size:
-        return Position(positions[0]["epoch"])
-    return Position(**positions[engine.world.rank])
 
 
 # ---- the weights that are exported

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,11 +22,11 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import randomness
 from tunediff.training import checkpoints, evaluation, hardware, memory, outcome
 from tunediff.training.engine import Engine, Facts
-from tunediff.training.feed import Feed, Position, WarmupReplay
+from tunediff.training.feed import Feed, WarmupReplay
 from tunediff.training.meter import Meter
 
-Build = Callable[[int, Position | None], Feed]
-"""Makes the feed that has already given so many batches, or stood at a position."""
+Build = Callable[[int, Sequence[Any]], Feed]
+"""Makes the feed that has already given so many batches, or stood at each rank's position."""
 
 
 def batches(engine: Engine, build: Build, *, reseed: bool = True) -> Iterator[Any]:
@@ -121,12 +121,13 @@ def restore(engine: Engine, build: Build) -> Mapping[str, Any] | None:
         engine.warm_ups = engine.compilation.warm_ups(engine.device.type)
         if not (cfg.of(engine.config).warms_up or engine.config.compile.active):
             engine.warm_ups = 0
-        batches = 0
+        batches, positions = 0, list[Any]()
         if checkpoint is not None:
             batches = checkpoint["pace"]["steps"] * engine.step.accumulation
+            positions = checkpoint["positions"]
             engine.state.put_generators(checkpoint)
         with engine.loader_processes.tracked():
-            feed = build(batches, checkpoints.position_in(engine, checkpoint))
+            feed = build(batches, positions)
             engine.feed = WarmupReplay(feed, engine.step.accumulation, engine.warm_ups)
         engine.loader_processes.pause()
     for observer in engine.listeners if checkpoint is None else ():

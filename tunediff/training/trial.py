@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 from unittest import mock
 
 import torch
@@ -29,16 +30,22 @@ from torch import Tensor, nn
 
 from tunediff.config import Systems, of
 from tunediff.core import text
-from tunediff.data import loader
+from tunediff.data import items, loader
 from tunediff.distributed import World, described_in_environment
 from tunediff.training import loop, model_setup, outcome, state
 from tunediff.training.capture.captured_call import captured
+from tunediff.training.capture.graph import await_default_stream
 from tunediff.training.engine import DataRequest, Engine, Facts, Shown
-from tunediff.training.feed import Position, RepeatingLoader
-from tunediff.training.framework_calls import FrameworkCalls
+from tunediff.training.feed import Feed
 from tunediff.training.outcome import TrainingOutcome
 
 __all__ = ["Facts", "Shard", "TrainingOutcome", "Trial", "run"]
+
+
+log = logging.getLogger(__name__)
+MakeFeed = Callable[[Sequence[Any]], tuple[Feed, int]]
+"""Makes a feed, and says how many samples one of its items has on this rank. It is given what
+`position` of each rank's feed was in the checkpoint; [] without one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +68,7 @@ class Shard:
         return slice(self.first, self.first + self.count)
 
 
-class Trial(FrameworkCalls):
+class Trial:
     """One training as its workload sees it. All ranks make the same calls in the same order."""
 
     def __init__(self, engine: Engine) -> None:
@@ -336,34 +343,37 @@ class Trial(FrameworkCalls):
             ),
         )
 
-    def steps(self, batches: Iterable[Any], *, samples: int | None = None) -> Iterator[Any]:
-        """Yield a loader's batches, over and over until the budget is spent; resumes restart it.
+    def train_on(
+        self, make: MakeFeed, *, by_itself: bool = False, complete_steps: bool = False
+    ) -> Iterator[Any]:
+        """Yield the items of a feed of the caller's own until the budget is spent: what
+        `tunediff.steps`, `tunediff.epochs` and the adapters of frameworks are made of.
 
-        `samples` of one of its batches, counted in `UNIT`; None: as many as the first tensor of the
-        first batch has rows. A shorter last batch counts as much: all ranks make equal steps. The
-        knobs of `loader` have no effect but where the loader is made of them.
+        `by_itself`: the caller hands out the batches, so that steps are not captured, and what is
+        drawn is what it would draw without tunediff, but on several ranks. `complete_steps`: an
+        item is all that a step trains on.
         """
         engine = self.engine
         engine.own_loader = True
+        if by_itself:
+            why = "a loop by epochs and a framework hand out batches by themselves"
+            engine.capture.refuse(why)
+        if complete_steps:
+            engine.step.accumulation = 1
 
-        def build(start: int, position: Position | None) -> RepeatingLoader:
-            feed = RepeatingLoader(batches, engine.device, position=position)
-            count = int(engine.world.agree(samples if samples is not None else feed.samples))
-            parts = engine.strategy.replicas.size * engine.step.accumulation
-            engine.samples_per_step = count * parts
+        def build(start: int, positions: Sequence[Any]) -> Feed:
+            feed, samples = make(positions)
+            parts = self.replicas.size * engine.step.accumulation
+            engine.samples_per_step = int(engine.world.agree(samples)) * parts
             return feed
 
-        return loop.batches(engine, build)
+        return loop.batches(engine, build, reseed=not by_itself or self.world.size > 1)
 
-    def epochs(
-        self, loader: Iterable[Any], *, samples: int | None = None
-    ) -> Iterator[tuple[int, Iterable[Any]]]:
-        """Yield each pass over a loader, as its number and batches, until the budget is spent.
-
-        A resume goes on within the pass. Ranks divide a torch DataLoader without a sampler of the
-        user's own. `samples`: see `steps`.
-        """
-        yield from self.epoch_loader(loader, samples=samples, divide=True).passes()
+    def to_device(self, batch: Any, *, non_blocking: bool = False) -> Any:
+        """Return a batch that was made outside the engine with its tensors on the device."""
+        moved = items.to_device(batch, self.device, non_blocking)
+        await_default_stream(items.tensors_in(moved), self.device)
+        return moved
 
     @property
     def loader_options(self) -> dict[str, Any]:
@@ -378,6 +388,59 @@ class Trial(FrameworkCalls):
             options["prefetch_factor"] = section.prefetch_factor
             options["persistent_workers"] = section.persistent_workers
         return options
+
+    # ---- what frameworks ask that wrap the model and own the loop
+    def fail(self, message: str) -> NoReturn:
+        """Raise the `WorkloadError` that names the workload and what is wrong in it."""
+        raise self.engine.mistake(message) from None
+
+    def warn(self, message: str) -> None:
+        """Say what the framework does otherwise here: the check before a search tells the user."""
+        self.engine.notes.append(message)
+        if self.world.main:
+            log.warning("%s", message)
+
+    def adopt(self, model: nn.Module) -> None:
+        """Take a model that the framework wraps, compiles and calls, instead of `prepare`."""
+        model_setup.adopt(self.engine, model)
+
+    def ignores(self, *knobs: str) -> None:
+        """Note knobs, by dotted name, that the framework cannot follow."""
+        self.engine.not_followed.update(knobs)
+
+    @property
+    def evaluator(self) -> Facts | None:
+        """Return what `evaluate_with` was given, if anything."""
+        return self.engine.evaluation
+
+    @property
+    def exported(self) -> nn.Module | None:
+        """Return the model that is judged and saved."""
+        return self.engine.result
+
+    @property
+    def has_begun(self) -> bool:
+        """Return whether the first batch was requested and something is trained."""
+        return self.engine.feed is not None
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether the workload gets no further batch."""
+        return self.engine.done
+
+    @property
+    def replays(self) -> int:
+        """Return how often the warm-up trains the first batch; 0 once it is over."""
+        return self.engine.warm_ups if self.engine.warming_up else 0
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler:
+        """Return the scaler of losses, which is kept in checkpoints and enabled for float16."""
+        return self.engine.amp.scaler
+
+    def note_judged(self) -> None:
+        """Note the present weights as the judged ones, for evaluations that swap weights."""
+        loop.note_judged(self.engine)
 
 
 def run(engine: Engine) -> TrainingOutcome:

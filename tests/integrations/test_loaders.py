@@ -1,13 +1,17 @@
 """Loops by epochs over a loader of one's own, and loops that make their steps by themselves."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from tests.helpers import Told, assert_equal, ranks, toy, train, weights
+from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, error, network
-from tunediff.training.feed import RepeatingLoader
+from tunediff import epochs
+from tunediff.distributed import World
+from tunediff.integrations.loaders import UserLoader, divided
 
 DATA = TensorDataset(INPUTS, TARGETS)
 STEPS = 14
@@ -22,7 +26,7 @@ def body(found, own_loader=lambda: DataLoader(DATA, 8, shuffle=True)):
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
         net = trial.prepare(net, optimizer=optimizer, scheduler=scheduler)
         trial.evaluate_with(lambda: error(net))
-        for epoch, loader in trial.epochs(own_loader()):
+        for epoch, loader in epochs(trial, own_loader()):
             for inputs, targets in loader:
                 loss = F.mse_loss(net(inputs), targets)
                 found.append((epoch, loss.item(), optimizer.param_groups[0]["lr"], trial.warming_up))
@@ -76,7 +80,8 @@ def test_resume_with_persistent_loader_processes_keeps_the_order(trained):
 
     def feed(position=None):
         loader = DataLoader(TensorDataset(torch.arange(12)), 3, shuffle=True, num_workers=1, persistent_workers=True)
-        return RepeatingLoader(loader, torch.device("cpu"), position=position)
+        trial = mock.Mock(world=CPU, to_device=lambda batch, **_: batch)
+        return UserLoader(trial, loader).feed([position] if position else [])[0]
 
     whole = feed()
     order(whole, trained)
@@ -99,7 +104,7 @@ def test_a_pass_that_is_left_early_has_ended():
 
     def run(trial):
         net, optimizer = prepared(trial)
-        for epoch, loader in trial.epochs(DataLoader(DATA, 8, shuffle=True)):
+        for epoch, loader in epochs(trial, DataLoader(DATA, 8, shuffle=True)):
             for inputs, targets in loader:
                 if not trial.warming_up:
                     found.append((epoch, inputs))
@@ -139,15 +144,12 @@ def test_ranks_divide_a_plain_loader(tmp_path):
 
 
 def test_a_sampler_of_ones_own_is_left_alone():
-    from tunediff.distributed import World
-    from tunediff.training.epochs import divided
-
     own = DataLoader(DATA, 8, sampler=RandomSampler(DATA, num_samples=8))
-    two = World(0, 2, torch.device("cpu"))
-    assert divided(own, two, 0) is own
-    assert len(divided(DataLoader(DATA, 8), two, 0)) == 3
+    two = mock.Mock(replicas=World(0, 2, torch.device("cpu")))
+    assert divided(own, two) is own
+    assert len(divided(DataLoader(DATA, 8), two)) == 3
     batches = DataLoader(DATA, batch_sampler=[[0], [1]])
-    assert divided(batches, two, 0) is batches
+    assert divided(batches, two) is batches
 
 
 def test_prepare_exports_and_keeps_an_average():
@@ -164,7 +166,7 @@ def test_prepare_exports_and_keeps_an_average():
         assert trial.engine.result is average
         assert trial.engine.state.names == ["net", "optimizer", "export"]
         assert callable(judge)
-        for _, loader in trial.epochs(DataLoader(DATA, 8)):
+        for _, loader in epochs(trial, DataLoader(DATA, 8)):
             for inputs, targets in loader:
                 (loss := F.mse_loss(net(inputs), targets)).backward()
                 optimizer.step()
