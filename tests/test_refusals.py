@@ -21,7 +21,7 @@ SEARCH = {
 }  # fmt: skip
 COMMAND = {
     "tunediff_format": 1, "command": "python x.py --lr {lr}", "objective": "loss", "outcome": "final",
-    "same_seed": True, "folder": ".", "parameters": {"lr": 0.1},
+    "unseeded": True, "folder": ".", "parameters": {"lr": 0.1},
 }  # fmt: skip
 FILES = {
     "ok.yaml": yaml.safe_dump(SEARCH),

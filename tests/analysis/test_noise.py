@@ -223,12 +223,12 @@ def test_no_speed_is_claimed_from_seconds_that_the_machine_may_have_made(tmp_pat
     assert (said.leader.speedup is None) == (said.search.seconds_to_baseline is None) == (not is_known)
 
 
-@mock.patch.object(Workload, "same_seed", True)
+@mock.patch.object(Workload, "unseeded", True)
 def test_runs_without_a_seed_show_no_noise_and_confirm_nothing(tmp_path):
     """The second run of the baseline is the first one, repeated."""
     found = read(tmp_path / "night")
     shown = evidence.read(found)
     assert (shown.noise, shown.better(shown.best)) == (None, None)
     assert "whether that is more than noise is not known" in sentences.headline(reading.of_search(shown))
-    with pytest.raises(ConfigError, match="confirm: is not allowed with same_seed: true"):
+    with pytest.raises(ConfigError, match="confirm: is not allowed with unseeded: true"):
         search_space.parse(FILE | {"confirm": {"of": 1}}, "night.yaml")

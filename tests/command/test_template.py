@@ -61,4 +61,6 @@ def test_refuses_what_would_not_reach_the_command(command, parameters, key):
 
 
 def test_a_command_without_a_seed_runs_where_that_is_meant():
-    CommandTemplate.of("python a.py {lr}", "--run").check(["lr"], "--run", same_seed=True)
+    CommandTemplate.of("python a.py {lr}", "--run").check(["lr"], "--run", unseeded=True)
+    with pytest.raises(ConfigError, match="gets a seed, with --unseeded"):
+        CommandTemplate.of("python a.py {lr} {seed}", "--run").check(["lr"], "--run", unseeded=True)

@@ -270,7 +270,7 @@ class Comparison:
         """Return whether all runs of a side are one run, repeated: without a seed the noise of a
         training is not known, whatever the two sides differ by."""
         values = self.complete
-        if not self.rules.same_seed or values.shape[1] < 2:
+        if not self.rules.unseeded or values.shape[1] < 2:
             return False
         repeated = (values == values[:, :1]).all(axis=1)
         exact = [has_many_digits(row[0]) for row in values.tolist()]  # equal, and not by chance

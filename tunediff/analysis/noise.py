@@ -74,7 +74,7 @@ def measured(
 
     `metric`: the objective by default, or `RATE`.
     """
-    if results.space.workload.same_seed:
+    if results.space.workload.unseeded:
         return None
     metric = metric or results.metric
     searches = [results] if confirming is None else [results, confirming]

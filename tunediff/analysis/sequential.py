@@ -53,7 +53,7 @@ class Rules:
     """Which seconds count: those until the target is first met, or those of the whole run."""
     equal: bool = False
     """Whether both sides are the same, and differ in their seeds alone."""
-    same_seed: bool = False
+    unseeded: bool = False
     """Whether the sides take no seed: their runs may be one, repeated."""
 
     @classmethod
@@ -63,7 +63,7 @@ class Rules:
         return cls(
             test.pairs,
             target=Target.of(target, "target") if target is not None else None,
-            same_seed=experiment.same_seed,
+            unseeded=experiment.unseeded,
             **{name: value for name, value in test if name in cls.__dataclass_fields__},
         )
 

@@ -137,10 +137,11 @@ def _of_commands(options: CompareOptions, folder: Path) -> NewComparison:
     both = sides.of_commands(options)
     for side in both:
         side.definition.template.check(
-            list(side.parameters), sides.WHERE, same_seed=options.same_seed
+            list(side.parameters), sides.WHERE, unseeded=options.unseeded
         )
         side.definition.check_places(options.budget_s, "--run")
     definition, seed = both[0].definition, options.seed
+    allow(not options.unseeded or seed is None, "--seed", seed, "none with --unseeded")
     needed = [side.definition.gpus for side in both if side.definition.gpus > 1]
     allow(not (options.parallel and needed), "gpus", needed, "1 with --parallel")
     metric = Metric(definition.objective, definition.mode)
@@ -229,7 +230,7 @@ def _experiment(options: CompareOptions, metric: Metric, names: Sequence[str]) -
         limit=options.part(Limit, budget=options.budget_s),
         test=options.part(SequentialTest, counted=options.counted, level=level),
         devices=len(at_once.run_devices()) if options.parallel else 1,
-        same_seed=options.same_seed,
+        unseeded=options.unseeded,
         track=options.track,
         **digests,
     )

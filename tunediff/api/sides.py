@@ -192,7 +192,7 @@ def of_commands(options: CompareOptions) -> tuple[CommandSide, CommandSide]:
     if len(twice) != (not options.equal) or max(counts.values()) > 2:
         if len(commands) == 1:  # a mistyped name is no second value
             template = definition(options, commands[0], WHERE).template
-            template.check([*set().union(*groups)], WHERE, same_seed=options.same_seed)
+            template.check([*set().union(*groups)], WHERE, unseeded=options.unseeded)
         given = ", ".join(f"{count} × {name}" for name, count in counts.items())
         raise ConfigError(
             f"{WHERE}: {given}: is not allowed; allowed: A and B differ in one thing: two --run,"

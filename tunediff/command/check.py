@@ -74,7 +74,7 @@ def _check_seed(run: CommandRun, scratch: str, first: float) -> None:
     raise ConfigError(
         f"command: {{seed}}: {run.seed}, {', '.join(map(str, seeds))} print the same first two"
         f" values, the last of them {first}: the seed has no effect; allowed: a command that uses"
-        " it, or one without it and --same-seed"
+        " it, or one without it and --unseeded"
     )
 
 

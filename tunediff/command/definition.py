@@ -76,7 +76,9 @@ class CommandSettings(Section):
         metavar="SECONDS",
     )
     shell: bool = option(False, "run the command by a shell")
-    same_seed: bool = option(False, "the command takes no seed, and that is meant")
+    unseeded: bool = option(
+        False, "the command takes no seed, and that is meant: pairs are by their order only"
+    )
 
 
 class CommandDefinition(CommandSettings):

@@ -72,10 +72,10 @@ class CommandTemplate:
         """Return whether parameters that are not named reach the command too."""
         return any(name in LISTS for name in self.names)
 
-    def check(self, parameters: Sequence[str], where: str, *, same_seed: bool = False) -> None:
+    def check(self, parameters: Sequence[str], where: str, *, unseeded: bool = False) -> None:
         """Raise `ConfigError` for a parameter that the command never gets, or one without a value.
 
-        Without `{seed}` every run would be the same, which needs `same_seed`.
+        Without `{seed}` runs differ by chance or not at all, which has to be meant: `unseeded`.
         """
         for name in parameters:
             if name in PLACES or name in LISTS:
@@ -91,10 +91,11 @@ class CommandTemplate:
             if name not in parameters:
                 has = ", ".join(parameters) or "none"
                 raise ConfigError(f"{where}: {{{name}}} has no value; parameters with one: {has}")
-        if "seed" not in self.names and not same_seed:
+        if ("seed" in self.names) == unseeded:
+            how = "gets a seed, with --unseeded" if unseeded else "never gets a seed"
             raise ConfigError(
-                f"{where}: the command never gets a seed; allowed: {{seed}} in the command, or"
-                " --same-seed for a training without one"
+                f"{where}: the command {how}; allowed: {{seed}} in the command, or --unseeded for a"
+                " training without one"
             )
 
     def render(self, values: Mapping[str, Any], places: Mapping[str, Any]) -> list[str]:

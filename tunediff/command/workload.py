@@ -89,8 +89,8 @@ class CommandWorkload(Workload):
         return PROCESS if self.definition.clock_from is None else LINE
 
     @property
-    def same_seed(self) -> bool:
-        return self.definition.same_seed
+    def unseeded(self) -> bool:
+        return self.definition.unseeded
 
     @property
     def target(self) -> Target | None:
@@ -144,7 +144,7 @@ def make(definition: CommandDefinition, parameters: Values, where: str, at: str 
     `at`: tells the commands of one process apart. Raises `ConfigError` for parameters that the
     command never gets, and for those that no knob can have.
     """
-    definition.template.check(list(parameters), where, same_seed=definition.same_seed)
+    definition.template.check(list(parameters), where, unseeded=definition.unseeded)
     content = to_yaml({**definition.lines, PARAMETERS: dict(parameters)}).encode()
     name = str(Path(definition.folder).absolute() / f".tunediff-command{at}" / FILE)
     _unwritten[name] = content

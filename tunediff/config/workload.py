@@ -134,7 +134,7 @@ class Workload:
         return TRAINING
 
     @property
-    def same_seed(self) -> bool:
+    def unseeded(self) -> bool:
         """Return whether its runs take no seed, so that they may be one, repeated."""
         return False
 

@@ -197,7 +197,7 @@ class Experiment(Section):
     """Of comparisons and of what confirms a search."""
     devices: int = 1
     """Runs at the same time, each on a device of its own."""
-    same_seed: bool = False
+    unseeded: bool = False
     """Whether the command takes no seed: its runs may be one, repeated."""
     judge: str | None = None
     """SHA-256 of what judges the runs; None: they judge themselves."""

@@ -233,8 +233,11 @@ def _of_sides(comparison: Comparison) -> Result:
         files={"results": str(folder), "report": str(folder / PAGE)},
         sides=Sides(
             one_run_each_tells=sides.one_run_detects(comparison),
-            first_seed=code.get("first_seed", comparison.configs[0].seed),
+            first_seed=None
+            if rules.unseeded
+            else code.get("first_seed", comparison.configs[0].seed),
             seeds_drawn=code.get("drawn", False),
+            unseeded=rules.unseeded,
             without_effect=sides.without_effect(comparison),
             **_quality(comparison),
             judge_digest=comparison.experiment.judge,

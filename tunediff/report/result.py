@@ -199,8 +199,11 @@ class Sides(Part):
     one_run_each_tells: float | None
     """the difference that one run each would tell; null while rough"""
     first_seed: int | None
-    """of the first round, the next ones follow; seeds_drawn: from the digests of both sides"""
+    """of the first round, the next ones follow; null: there are none; seeds_drawn: from the digests
+    of both sides"""
     seeds_drawn: bool
+    unseeded: bool
+    """whether the command takes no seed: the runs of a pair have no more in common than their time"""
     without_effect: list[str]
     """sides with runs that are equal on different seeds"""
     gates: list[Gate]

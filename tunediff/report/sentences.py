@@ -383,6 +383,8 @@ def _of_sides(result: Result) -> list[str]:
     ) and abs(a.setup_s - b.setup_s) > 0.02 * result.budget_s:
         spent = f"B spends {text.seconds(b.setup_s)} and A {text.seconds(a.setup_s)}"
         said.append(f"Before its first batch {spent}, which the budget does not count.")
+    if sides.unseeded:
+        said.append(pairing(result))
     if sides.ledger is not None:
         said.append(_ledger(sides.ledger))
     if a.holdout and b.holdout:
@@ -394,6 +396,15 @@ def _of_sides(result: Result) -> list[str]:
         said.append(f"The second judge, which decides nothing, failed: {sides.holdout_failure}.")
     runs = "runs on different seeds gave the same values: has the seed an effect?"
     return [*said, *(f"{side}: {runs}" for side in sides.without_effect)]
+
+
+def pairing(result: Result) -> str:
+    """Return what the two runs of a pair have in common."""
+    if result.sides is not None and result.sides.unseeded:
+        return (
+            "The command takes no seed: pairs are by order only, two runs that follow each other."
+        )
+    return "Both runs of a pair begin with the same seed."
 
 
 def _ledger(ledger: Ledger) -> str:

@@ -273,7 +273,7 @@ def of_sides(comparison: Comparison, found: Result) -> list[tuple[str, str, list
         old, new = (one.file.read_text(encoding="utf-8").splitlines() for one in (a, b))
         lines = "\n".join(difflib.unified_diff(old, new, "A", "B", lineterm=""))
         changes.append(block("details", lines or "files that it imports differ", title="the file"))
-    method = "Both runs of a pair begin with the same seed. "
+    method = sentences.pairing(found) + " "
     return [
         ("result", "Result", blocks),
         (

@@ -50,10 +50,10 @@ def check_space(space: SearchSpace, limits: Lines) -> None:
     _check_final(space.final, f"{space.source}: final", space)
     if space.confirm is not None:
         _check_final(space.confirm.final, f"{space.source}: confirm: final", space)
-    repeats = space.workload.same_seed and (space.confirm is not None or space.seeds > 1)
+    repeats = space.workload.unseeded and (space.confirm is not None or space.seeds > 1)
     key = "seeds" if space.confirm is None else "confirm"
     why = "without a seed every run is one, repeated: the noise of a training is not known"
-    refuse(repeats, f"{space.source}: {key}: is not allowed with same_seed: true: {why}")
+    refuse(repeats, f"{space.source}: {key}: is not allowed with unseeded: true: {why}")
     _check_limits(space, limits, f"{space.source}: budget")
     _check_seeds(space)
 
