@@ -91,6 +91,25 @@ def test_one_look_after_all_rounds_is_students_test():
     assert last.state in ("spent", "decided"), "there are no more rounds"
 
 
+def test_a_thousand_rounds_have_about_a_hundred_analyses_with_the_error_of_one():
+    """Independent paths of Student's t, round by round, cross the bounds as often as the level says."""
+    limits = np.array(error_spending.bounds(0.05, 1000, 2))
+    assert len(error_spending.analyses(1000)) < 120
+    assert error_spending.analyses(100) == tuple(range(1, 101))
+    drawn, rounds = np.random.default_rng(7).standard_normal((4000, 1000)), np.arange(1, 1001)
+    means = drawn.cumsum(axis=1) / rounds
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = means / np.sqrt(((drawn**2).cumsum(axis=1) / rounds - means**2) / (rounds - 1))
+    assert (np.abs(t) >= limits).any(axis=1).mean() == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / 4000))
+    assert limits[-1] == pytest.approx(scipy.stats.norm.ppf(1 - 0.05 / 2), rel=0.2)
+
+
+def test_rounds_behind_an_analysis_wait_for_the_next_one():
+    values = np.exp(np.random.default_rng(3).normal(0, 0.1, (2, 102)))
+    assert error_spending.last_analysis(102, 300) == 101
+    assert analyse(values, Rules(300)) == analyse(values[:, :101], Rules(300))
+
+
 def test_a_gain_of_two_sd_is_found():
     """In 95 % with one rival; in 92 % with three, at the level of a search's first confirmation."""
     first = confirming_runs.level(Path("confirm"))

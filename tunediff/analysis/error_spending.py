@@ -27,6 +27,9 @@ DRAWN = 2_400_000
 
 LEAST_PATHS = 100
 """Simulated comparisons that have to exceed the bounds for these to be known."""
+EVERY, GROWTH = 100, 20
+"""Rounds up to which there is an analysis after each; of more there is one when they have grown by
+1/20, so that neither the bounds nor what an analysis costs grow with their number."""
 
 
 class Plan(NamedTuple):
@@ -52,6 +55,20 @@ def first_analysis(max_rounds: int) -> int:
 
 
 @functools.lru_cache(maxsize=64)
+def analyses(max_rounds: int) -> tuple[int, ...]:
+    """Return the numbers of rounds after which there is an analysis, from 1 to `max_rounds`."""
+    numbers, growth = [1], GROWTH if max_rounds > EVERY else max_rounds
+    while numbers[-1] < max_rounds:
+        numbers.append(min(max_rounds, numbers[-1] + max(1, numbers[-1] // growth)))
+    return tuple(numbers)
+
+
+def last_analysis(rounds: int, max_rounds: int) -> int:
+    """Return after how many of so many rounds the last analysis was."""
+    return max((number for number in analyses(max_rounds) if number <= rounds), default=0)
+
+
+@functools.lru_cache(maxsize=64)
 def bounds(
     level: float, max_rounds: int, power: int, one_sided: bool = False, fixed: bool = False
 ) -> tuple[float, ...]:
@@ -59,23 +76,27 @@ def bounds(
     it to differ, or for `one_sided` how large t must be for it to be better.
 
     A challenger that equals the baseline exceeds its bound at any interim analysis with probability
-    `level`. The bounds are simulated: at each interim analysis, the paths with the largest |t|
+    `level`. The bounds are simulated: at each of `analyses`, the paths with the largest |t|
     leave, as many as spend the error that is due until then. An analysis whose share is less than a
     path has no bound. `fixed` ones, and those of too small a level, have one for the last analysis
     only, the quantile of Student's t."""
-    if fixed or level * DRAWN < LEAST_PATHS * max_rounds:
+    paths = DRAWN // min(max_rounds, 60)
+    if fixed or level * paths < LEAST_PATHS:
         last = quantile(1 - (level if one_sided else level / 2), max_rounds - 1)
         return (*[math.inf] * (max_rounds - 1), last)
-    paths, rounds = max(DRAWN // max_rounds, DRAWN // 60), np.arange(1, max_rounds + 1)
-    drawn = np.random.default_rng(0).standard_normal((paths, max_rounds))
-    means = drawn.cumsum(axis=1) / rounds
-    squares = (drawn**2).cumsum(axis=1) - rounds * means**2
+    numbers, generator = np.array(analyses(max_rounds)), np.random.default_rng(0)
+    added = np.diff(numbers, prepend=0)
+    drawn = generator.standard_normal((paths, len(numbers))) * np.sqrt(added)
+    means, squares = drawn.cumsum(axis=1) / numbers, drawn**2 / added
+    several = added > 1  # the rest of the squares of several rounds has a distribution of its own
+    squares[:, several] += generator.chisquare(added[several] - 1, (paths, int(several.sum())))
+    squares = squares.cumsum(axis=1) - numbers * means**2
     with np.errstate(divide="ignore", invalid="ignore"):  # after one round the error is 0/0
-        t = (means if one_sided else np.abs(means)) / np.sqrt(squares / (rounds - 1) / rounds)
+        t = (means if one_sided else np.abs(means)) / np.sqrt(squares / (numbers - 1) / numbers)
     limits, remaining, spent = [math.inf] * max_rounds, np.ones(paths, bool), 0
-    for i in range(first_analysis(max_rounds) - 1, max_rounds):
-        due = int(paths * level * ((i + 1) / max_rounds) ** power) - spent
-        if due > 0:
-            limits[i] = float(np.partition(t[remaining, i], -due)[-due])
-            spent, remaining = spent + due, remaining & (t[:, i] < limits[i])
+    for i, number in enumerate(numbers.tolist()):
+        due = int(paths * level * (number / max_rounds) ** power) - spent
+        if number >= first_analysis(max_rounds) and due > 0:
+            limits[number - 1] = limit = float(np.partition(t[remaining, i], -due)[-due])
+            spent, remaining = spent + due, remaining & (t[:, i] < limit)
     return tuple(limits)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunediff.analysis.divergence import Divergence, divergence
-from tunediff.analysis.error_spending import EARLY, FEW, LATE, bounds, first_analysis
+from tunediff.analysis.error_spending import EARLY, FEW, LATE, bounds, first_analysis, last_analysis
 from tunediff.analysis.statistics import LEVEL, Difference, Scale, is_wide, paired_sds, value_step
 from tunediff.core.outcomes import State, Verdict
 from tunediff.core.target import Target
@@ -125,6 +125,7 @@ def _rounds(values: Values, max_rounds: int, scale: Scale) -> _Rounds:
     remaining = np.asarray(np.isfinite(counted[:, :-1]).all(axis=1))
     is_complete = np.isfinite(counted[remaining]).all(axis=0)
     complete = counted[remaining][:, is_complete]
+    complete = complete[:, : last_analysis(complete.shape[1], max_rounds)]
     z = scale.to_model(complete)
     offsets = np.full(len(values), np.nan)
     if z.shape[1]:

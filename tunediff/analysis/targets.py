@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from tunediff.analysis.error_spending import EARLY, bounds
+from tunediff.analysis.error_spending import EARLY, bounds, last_analysis
 from tunediff.analysis.sequential import Rules
 from tunediff.analysis.statistics import printed_step
 from tunediff.core.outcomes import Status
@@ -75,6 +75,7 @@ def _gate(
     `step`: to which it is rounded, whose error (uniform, step/√12) is part of the noise: values
     that repeat themselves do not show that there is none.
     """
+    worse = worse[: last_analysis(len(worse), rules.max_rounds)]
     n = len(worse)
     if n < 2:
         return QualityGate(requirement, False, None)

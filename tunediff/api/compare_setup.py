@@ -34,7 +34,15 @@ from tunediff.core.files import write_text
 from tunediff.core.options import flag_of
 from tunediff.core.refusals import allow, check_name, check_new, timed_name, writing
 from tunediff.core.target import Target
-from tunediff.experiment.model import FILE, Experiment, Limit, SequentialTest, Share
+from tunediff.experiment.model import (
+    FILE,
+    LEAST_PAIRS,
+    MOST_PAIRS,
+    Experiment,
+    Limit,
+    SequentialTest,
+    Share,
+)
 from tunediff.inspector import probe
 from tunediff.integrations import tracking
 from tunediff.proof import frozen_code, locked_judge, proof
@@ -198,8 +206,8 @@ def _of_workloads(
 def _experiment(options: CompareOptions, metric: Metric, names: Sequence[str]) -> Experiment:
     """Return what the file of a comparison says. Raises `ConfigError`."""
     most, level, within = options.pairs, options.level, options.within
-    allowed = "a whole number from 3 to 100: two say nothing of their own noise"
-    allow(3 <= most <= 100, "--pairs", most, allowed)
+    allowed = f"a whole number from 3 to {MOST_PAIRS:,}: two say nothing of their own noise"
+    allow(LEAST_PAIRS <= most <= MOST_PAIRS, "--pairs", most, allowed)
     allow(0.001 <= level <= 0.5, "--level", level, "0.001 to 0.5")
     allow(options.ledger or not options.confirm, "--confirm", options.confirm, "with --ledger")
     is_share, lower = isinstance(within, Share), metric.mode == "min"

@@ -92,10 +92,10 @@ class CommandTemplate:
                 has = ", ".join(parameters) or "none"
                 raise ConfigError(f"{where}: {{{name}}} has no value; parameters with one: {has}")
         if ("seed" in self.names) == unseeded:
-            how = "gets a seed, with --unseeded" if unseeded else "never gets a seed"
             raise ConfigError(
-                f"{where}: the command {how}; allowed: {{seed}} in the command, or --unseeded for a"
-                " training without one"
+                f"{where}: the command {'gets a seed, with' if unseeded else 'never gets a seed, without'}"
+                " --unseeded; allowed: {seed} in the command, or --unseeded for a training without"
+                " one"
             )
 
     def render(self, values: Mapping[str, Any], places: Mapping[str, Any]) -> list[str]:

@@ -234,7 +234,7 @@ def read_trial(folder: Path) -> TrialRecord | None:
     return record and dataclasses.replace(record, points=list(record.points))
 
 
-@functools.lru_cache(maxsize=512)  # 12 KiB for each entry, in every process
+@functools.lru_cache(maxsize=4096)  # 12 KiB for each entry, in every process
 def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
     """Read a journal. It only grows: time and size in the cache key read each state once."""
     record: TrialRecord | None = None

@@ -30,6 +30,8 @@ Kind = Literal["search", "confirmation", "comparison", "finished"]
 Mode = Literal["min", "max"]
 EarlyStopping = Literal["none", "asha"]
 Better = Literal["value", "time"]
+LEAST_PAIRS, MOST_PAIRS = 3, 1_000
+"""Of a comparison: two pairs say nothing of their own noise."""
 Counted = Literal["first", "end"]
 """Which seconds count: those until the target is first met, or those of the whole run."""
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")
@@ -141,7 +143,7 @@ class RuleOfPairs(Section):
         gt=0,
         allowed="a number above 0 in units of the metric, such as 0.01",
     )
-    pairs: int = option(12, "pairs of runs at most, 3 to 100 (default: 12)")
+    pairs: int = option(12, f"pairs of runs at most, 3 to {MOST_PAIRS:,} (default: 12)")
     within: (
         Annotated[float, PlainValidator(_share), PlainSerializer(str, when_used="json")] | None
     ) = option(

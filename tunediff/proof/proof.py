@@ -211,8 +211,9 @@ def _other_rules(comparison: Comparison) -> Iterator[str]:
     has_ledger = (comparison.folder / sides.LEDGER).is_file()
     if not (0.001 <= level <= 0.5 or (0 < level < 0.5 and has_ledger)):
         yield f"{model.FILE}: level: {level} is not allowed; allowed: 0.001 to 0.5"
-    if not 3 <= most <= 100:
-        yield f"{model.FILE}: pairs: {most} is not allowed; allowed: 3 to 100"
+    if not model.LEAST_PAIRS <= most <= model.MOST_PAIRS:
+        allowed = f"{model.LEAST_PAIRS} to {model.MOST_PAIRS:,}"
+        yield f"{model.FILE}: pairs: {most} is not allowed; allowed: {allowed}"
 
 
 def _other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[str]:
