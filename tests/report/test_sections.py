@@ -106,7 +106,7 @@ def test_a_file_of_the_user_is_confirmed_as_well(tmp_path):
     content = {"workload": str(tmp_path / "mine.py"), "budget": {"per_trial": "20s", "trials": 3},
                "search": {"width": [4, 8, 16]}, "confirm": {"of": 1, "seeds": 3}}  # fmt: skip
     make(folder := tmp_path / "night", content)
-    space = search_space.load_recorded(folder)
+    space = search_space.load(search_space.of_search(folder))
     for number, (point, end) in enumerate((({}, 0.7), ({"width": 4}, 0.9), ({"width": 16}, 0.6))):
         write(folder, space, number, point, ((5.0, 1000, 0.5), (20.0, 4000, end)))
     place, runs = confirming.prepare(found := analysis.read(folder))

@@ -10,7 +10,7 @@ from tests.search_space.files import listed, parse
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.config import ConfigError
-from tunediff.search_space import points
+from tunediff.search_space import reading
 from tunediff.search_space.dimension import Dimension, count
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -80,7 +80,7 @@ def test_knobs_under_a_condition_on_a_range_are_counted():
     ids=["product", "condition", "seeds"],
 )  # fmt: skip
 def test_counting_a_grid_makes_none_of_its_points(monkeypatch, grid, seeds, count):
-    monkeypatch.setattr(points, "combinations", None)  # nobody makes one
+    monkeypatch.setattr(reading, "combinations", None)  # nobody makes one
     with pytest.raises(ConfigError, match=f"grid: has {count}"):
         listed(grid=grid, seeds=seeds)
 
@@ -97,7 +97,7 @@ def test_conditions_on_conditions_are_counted_in_their_number():
 @pytest.mark.parametrize("key", ["trials", "first"])
 def test_lists_without_end_are_refused_before_they_are_read(monkeypatch, key):
     entries = [{"optimizer.lr": 1e-6 * number} for number in range(1, 700_001)]
-    monkeypatch.setattr(points, "_points", None)  # nobody looks at one of them
+    monkeypatch.setattr(reading, "_points", None)  # nobody looks at one of them
     with pytest.raises(ConfigError, match=f"x.yaml: {key}: has 700,000 entries; allowed: at most 10,000 points"):
         (listed if key == "trials" else parse)(**{key: entries})
     monkeypatch.undo()

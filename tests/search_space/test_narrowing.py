@@ -70,7 +70,7 @@ def test_a_knob_of_a_searched_union_has_one_choice():
 def test_conditions_on_a_fixed_knob_hold_or_drop_the_knob():
     search = {"loader.resident": [False, True], "loader.workers": {"choice": [0, 2], "when": {"loader.resident": False}},
               "optimizer.lr": {"low": 1e-4, "high": 1e-2}}  # fmt: skip
-    wanted, _ = narrow("loader.resident=true", search=search, first=[], fixed={"loader.workers": 0})
+    wanted, _ = narrow("loader.resident=true", search=search, first=[])
     assert drawn(wanted) == ["optimizer.lr"]
     wanted, _ = narrow("loader.resident=false", search=search, first=[])
     assert drawn(wanted) == ["loader.workers", "optimizer.lr"]

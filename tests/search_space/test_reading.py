@@ -37,10 +37,10 @@ def test_a_number_of_finalists_is_read_as_of_the_option(tmp_path, given, read):
     assert search_space.read(tmp_path / "s.yaml").get("confirm") == read
 
 
-def test_base_is_a_configuration_file(tmp_path):
+def test_a_search_may_start_from_a_configuration_file(tmp_path):
     best = cfg.override(cfg.baseline("digits"), {"optimizer.lr": 2e-3})
     (tmp_path / "best.yaml").write_text(cfg.dump(best))
-    content = changed(workload=None, base="best.yaml")
+    content = changed(workload="best.yaml")
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(content, sort_keys=False))
     assert search_space.load(tmp_path / "s.yaml").baseline == best
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.search_space.files import changed, gridded, rungs, searched
+from tests.search_space.files import changed, gridded, rungs, searched, studied
 from tunediff import search_space
 from tunediff.config import ConfigError
 
@@ -12,7 +12,7 @@ REFUSED = [
     (changed(search=None), "exactly one of"),
     (changed(grid={}), "exactly one of"),
     (changed(workload="mnist"), "workload:"),
-    (changed(workload=None), "exactly one of"),
+    (changed(workload=None), "workload:"),
     (changed(search={}), "search:"),
     (changed(seed=-1), "seed: -1"),
     (changed(early_stopping="asah"), "early_stopping: 'asah'"),
@@ -127,6 +127,36 @@ REFUSED = [
     (changed(search=None, first=None, grid={"parallel.workers": "every"}, budget={"per_trial": "9s"}),
      "grid: parallel.workers: 'every'"),
     (changed(objective=""), "objective: metric: ''"),
+    (changed(study=["epoch_s"]), "study:"),
+    (studied(axes={"colums": ["epoch_s"]}), "study: colums: no such key; did you mean columns?"),
+    (changed(study={"columns": ["epoch_s"], 3: 4}), "study: 3: no such key; allowed: columns, title, x, y"),
+    (studied(axes={"figure": {"kind": "bars", "y": "epoch_s"}}), "study: figure: no such key; allowed: columns, title, x, y"),
+    (changed(study={"title": 3, "columns": ["epoch_s"]}), "study: title: 3"),
+    (studied(None), "study: columns: is missing"),
+    (studied([]), "study: columns: []"),
+    (changed(study={"columns": "epoch_s"}), "study: columns: 'epoch_s'"),
+    (studied([7]), "study: columns[0]: 7"),
+    (studied(["epochs_s"]), "study: columns: 'epochs_s': no such knob or quantity; did you mean epoch_s"),
+    (studied(["epoch_s", "zzz"]), "study: columns: 'zzz': no such knob or quantity; allowed: configuration, trial, status"),
+    (studied(["epoch_s", "epoch_s"]), "study: columns: 'epoch_s' is given twice"),
+    (studied(["operation"]), "study: columns: 'operation' needs operations: in the search file"),
+    (studied(["operation", "epoch_s"], operations=3), "study: columns: 'epoch_s' is a quantity of a whole step"),
+    (studied(["operation"], {"y": "epoch_s"}, operations=3), "study: y: 'epoch_s' is a quantity of a whole step"),
+    (studied(axes={"y": {"epoch_s": 1}}), "study: y: {'epoch_s': 1}"),
+    (studied(axes={"y": 3}), "study: y: 3"),
+    (studied(axes={"y": "epoc_s"}), "study: y: 'epoc_s': no such measured number; did you mean epoch_s"),
+    (studied(axes={"y": ["epoch_s", "epoch_s"]}), "study: y: 'epoch_s' is given twice"),
+    (studied(axes={"y": "optimizer.lr"}), "study: y: 'optimizer.lr': no such measured number; did you mean step_optimizer_s"),
+    (studied(axes={"y": "status"}), "study: y: 'status': no such measured number"),
+    (studied(axes={"x": ["a", "b"], "y": "epoch_s"}), "study: x: ['a', 'b']"),
+    (studied(axes={"x": "batch", "y": "epoch_s"}), "study: x: 'batch': no such knob or measured number"),
+    (studied(axes={"x": "loader.batch_siz", "y": "epoch_s"}), "study: x: 'loader.batch_siz': no such knob or measured number; did you mean loader.batch_size"),
+    (studied(axes={"x": "precision.amp", "y": "epoch_s"}), "study: x: 'precision.amp' holds no numbers; without x: there is a bar for each"),
+    (studied(axes={"x": "loader.batch_size"}), "study: x: 'loader.batch_size' needs y: as well, e.g. y: samples_per_s"),
+    (rungs(("a", {"precision.amp": "bf16"}), study={"columns": ["status"], "y": ["epoch_s", "step_s"]}),
+     "study: y: epoch_s, step_s: the figure of a ladder needs one name under y:, and no x:"),
+    (rungs(("a", {"precision.amp": "bf16"}), study={"columns": ["status"], "y": "epoch_s", "x": "step_s"}),
+     "study: x: step_s: the figure of a ladder needs one name under y:, and no x:"),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from tests.training.test_capture import EXACT, FEW, fused, told_of
 from tunediff import distributed, steps
 from tunediff.api.train_run import TrainOptions, prepare
 from tunediff.config import dump
-from tunediff.config.configurations import not_effective
+from tunediff.config.schema import not_effective
 from tunediff.config.systems import Precision
 from tunediff.core import machine
 from tunediff.evaluation import generation

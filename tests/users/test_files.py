@@ -24,7 +24,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.core.clock import Budget
 from tunediff.core.text import SCHEMA
 from tunediff.inspector import preflight
-from tunediff.search_space import default_space
+from tunediff.search_space import content as file_content
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Observer
@@ -168,7 +168,7 @@ def test_the_file_alone_is_a_search(mine):
     found = search_space.parse(narrowed.content, "mine.py", Path(), narrowed.words)
     assert (found.metric, found.mode, found.label, found.baseline.lr) == ("accuracy", "max", "accuracy", 0.02)
     assert found.candidates[0] == {"width": 8, "loader.batch_size": 16, "loader.workers": 0, "precision.amp": "none"}
-    gpu = default_space.infer_search_space(cfg.baseline("mine.py"), cores=16, gpu=True)
+    gpu = file_content.infer_search_space(cfg.baseline("mine.py"), cores=16, gpu=True)
     assert {"compile.mode", "memory.channels_last", "precision.matmul", "lr"} <= gpu.keys()
     assert gpu["lr"] == {"low": 1e-3, "high": 1e-1, "log": True}
 
@@ -225,15 +225,15 @@ def test_two_versions_take_turns_each_with_its_own_modules(tmp_path):
 
 def test_a_file_says_where_the_systems_knobs_are_searched(mine):
     mine.write_text(PLAIN + '\nSEARCH = {"loader.batch_size": [16, 64], "parallel.workers": [1, 2]}\n')
-    found = default_space.infer_search_space(cfg.baseline("mine.py"), cores=1, gpu=False, leave=["width"])
+    found = file_content.infer_search_space(cfg.baseline("mine.py"), cores=1, gpu=False, leave=["width"])
     assert found["loader.batch_size"] == [16, 64]
     assert list(found) == ["lr", "loader.batch_size", "parallel.workers", "loader.workers", "precision.amp"]
     mine.write_text(PLAIN + '\nSEARCH = {"loader": {"batch_size": [16, 64]}}\n')
-    found = default_space.infer_search_space(cfg.baseline("mine.py"), cores=1, gpu=False)
+    found = file_content.infer_search_space(cfg.baseline("mine.py"), cores=1, gpu=False)
     assert (found["loader.batch_size"], "loader" in found) == ([16, 64], False)
     mine.write_text(PLAIN + '\nSEARCH = ["loader.batch_size"]\n')
     with pytest.raises(cfg.ConfigError, match=r"^mine.py: SEARCH is "):
-        default_space.infer_search_space(cfg.baseline("mine.py"), cores=1, gpu=False)
+        file_content.infer_search_space(cfg.baseline("mine.py"), cores=1, gpu=False)
 
 
 def test_a_script_that_is_no_workload_is_refused_before_it_runs(tmp_path):
@@ -247,7 +247,7 @@ def test_a_script_that_is_no_workload_is_refused_before_it_runs(tmp_path):
 def test_lists_may_be_choices(tmp_path):
     mine, space = tmp_path / "lists.py", "Annotated[tuple[int, ...], Choice((1, 2), (1, 2, 4))]"
     mine.write_text(PLAIN.replace("    dropout: float", f"    widths: {space} = (1, 2)\n    dropout: float"))
-    found = default_space.infer_search_space(cfg.baseline(str(mine)), cores=1, gpu=False)
+    found = file_content.infer_search_space(cfg.baseline(str(mine)), cores=1, gpu=False)
     assert found["widths"] == {"choice": [[1, 2], [1, 2, 4]]}
 
 
@@ -265,7 +265,7 @@ def test_a_default_outside_its_space_is_refused_before_a_search(tmp_path, knob, 
     mine = tmp_path / "mine.py"
     mine.write_text(PLAIN.replace("dropout: float = 0.0", knob))
     content = {"workload": str(mine), "budget": {"per_trial": "9s", "trials": 2}}
-    content = default_space.completed(content, mine, [], cores=1, gpu=False)
+    content = file_content.completed(content, mine, [], cores=1, gpu=False)
     with pytest.raises(cfg.ConfigError, match=refused):
         search_space.parse(content, "x.yaml")
 

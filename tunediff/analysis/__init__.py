@@ -315,7 +315,9 @@ class Results:
 
 def read(folder: Path) -> Results:
     """Read the results of a search folder. Raises `ConfigError` if it is none."""
-    return Results(folder, search_space.load_recorded(folder), trial_record.read_trials(folder))
+    return Results(
+        folder, search_space.load(search_space.of_search(folder)), trial_record.read_trials(folder)
+    )
 
 
 def knob_columns(knobs: Values, taken: Collection[str]) -> dict[str, Any]:

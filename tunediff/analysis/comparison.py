@@ -31,12 +31,12 @@ from tunediff.analysis.statistics import (
     has_many_digits,
 )
 from tunediff.analysis.targets import QualityGate, quality_gates, seconds_of, target_gate
-from tunediff.config import ConfigError, recorded
+from tunediff.config import ConfigError
 from tunediff.core import text, trial_record
 from tunediff.core.outcomes import State, Status, Verdict
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import TrialRecord
-from tunediff.experiment.model import Experiment, is_comparison
+from tunediff.experiment.model import CONFIG, SIDES, Experiment, is_comparison
 
 if TYPE_CHECKING:
     pass
@@ -84,11 +84,9 @@ class Comparison:
         objective, mode, rules = experiment.objective, experiment.mode, Rules.of(experiment)
         metric = objective if experiment.judge is None else f"final_{objective}"
         records, candidates = trial_record.read_trials(folder), list[Candidate]()
-        for row, side in enumerate(recorded.SIDES):
-            runs = [run for run in records if run.number % len(recorded.SIDES) == row]
-            rounds = {
-                run.number // len(recorded.SIDES): run for run in runs
-            }  # numbers go by rounds
+        for row, side in enumerate(SIDES):
+            runs = [run for run in records if run.number % len(SIDES) == row]
+            rounds = {run.number // len(SIDES): run for run in runs}  # numbers go by rounds
             outcome = Outcome(runs, metric, mode == "min", rules.max_rounds)
             candidates.append(Candidate(side, {}, row == 0, outcome, rounds))
         ratios, at_once = mode == "min" or rules.by_time, experiment.devices
@@ -399,13 +397,13 @@ class Comparison:
     @property
     def names(self) -> tuple[str, str]:
         """Return the two sides as the user named them."""
-        a, b = (self.experiment.candidates[side] for side in recorded.SIDES)
+        a, b = (self.experiment.candidates[side] for side in SIDES)
         return a, b
 
     @functools.cached_property
     def configs(self) -> tuple[Any, Any]:
         """Return the configurations of both sides, which no verdict needs. Raises `ConfigError`."""
-        a, b = (cfg.load(self.folder / side / recorded.CONFIG) for side in recorded.SIDES)
+        a, b = (cfg.load(self.folder / side / CONFIG) for side in SIDES)
         return a, b
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.statistics import has_many_digits, quantile
-from tunediff.config import ConfigError, Values, recorded
+from tunediff.config import ConfigError, Values
 from tunediff.core import text
 from tunediff.core.clock import ClockSummary, Unit
+from tunediff.experiment.model import SIDES as SIDES
 from tunediff.experiment.model import Experiment, is_comparison
 from tunediff.search_space import SearchBudget
 
@@ -28,7 +29,6 @@ HOLDOUT_VALUES = "holdout.json"
 """File with the values of the second judge, by side."""
 JUDGE, HOLDOUT = "judge.py", "holdout.py"
 """Copies of what judges the runs, and judges them again: `judge.locked_judge`."""
-SIDES = recorded.SIDES
 
 
 def content(folder: Path, name: str) -> Values:

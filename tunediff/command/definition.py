@@ -11,13 +11,13 @@ from typing import Any, Literal
 from tunediff.command.clock import CommandClock
 from tunediff.command.metrics import MetricPattern, Reduction, expression
 from tunediff.command.template import CommandTemplate
-from tunediff.config.knobs import ConfigError
+from tunediff.config.knobs import ConfigError, validated
 from tunediff.core import machine
 from tunediff.core.options import Section, option
 from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import LINE_KEYS
-from tunediff.experiment.model import Mode, Seconds, validated
+from tunediff.experiment.model import Mode, Seconds
 
 FILE = "tunediff_command.yaml"
 OutcomeName = Literal["budget", "final", "time"]

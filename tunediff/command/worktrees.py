@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from tunediff.config.recorded import SIDES
 from tunediff.core.errors import ConfigError
 from tunediff.core.git import commit_of, git
 from tunediff.core.text import shown
+from tunediff.experiment.model import SIDES
 
 SOURCE = "source"
 """Folder of a side with the worktree of its revision, or with a copy of what it ran elsewhere."""

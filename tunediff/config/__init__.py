@@ -1,17 +1,5 @@
 """Configurations: every knob, declared once. Use as `from tunediff import config as cfg`."""
 
-from tunediff.config.configurations import (
-    differences,
-    effective,
-    fingerprint,
-    flat,
-    identity,
-    neutral,
-    not_effective,
-    override,
-    with_absolute_paths,
-    with_relative_paths,
-)
 from tunediff.config.files import (
     FORMAT_KEY,
     dump,
@@ -23,14 +11,31 @@ from tunediff.config.files import (
     with_words,
 )
 from tunediff.config.knobs import Choice, ConfigError, File, Knob, Lines, Range, Values
-from tunediff.config.recorded import configuration_of, effective_knobs
-from tunediff.config.schema import Configuration, Schema, flatten, nest, to_dict
+from tunediff.config.schema import (
+    Configuration,
+    Schema,
+    differences,
+    effective,
+    fingerprint,
+    flat,
+    flatten,
+    identity,
+    nest,
+    neutral,
+    not_effective,
+    override,
+    to_dict,
+    with_absolute_paths,
+    with_relative_paths,
+)
 from tunediff.config.systems import Systems
 from tunediff.config.workload import (
     Metric,
     Workload,
     baseline,
     baseline_names,
+    configuration_of,
+    effective_knobs,
     find,
     from_dict,
     is_command,

@@ -12,9 +12,16 @@ from typing import Any
 import yaml
 
 from tunediff.config import workload
-from tunediff.config.configurations import C, override, with_absolute_paths
 from tunediff.config.knobs import ConfigError, Knob, Lines, Values, nearest, refuse
-from tunediff.config.schema import Configuration, Schema, flatten, to_dict
+from tunediff.config.schema import (
+    C,
+    Configuration,
+    Schema,
+    flatten,
+    override,
+    to_dict,
+    with_absolute_paths,
+)
 from tunediff.core.files import FORMAT, check_format
 
 FORMAT_KEY = "tunediff_format"

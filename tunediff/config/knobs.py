@@ -14,12 +14,12 @@ import difflib
 import json
 import types
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, Literal, TypeVar, Union, dataclass_transform
 
 import pydantic.dataclasses
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import ConfigDict, Field, Strict
+from pydantic import ConfigDict, Field, Strict, TypeAdapter
 
 from tunediff.core.errors import ConfigError as ConfigError
 from tunediff.core.errors import refuse as refuse
@@ -150,6 +150,34 @@ def nearest(name: str, names: Collection[str]) -> str:
     similar = similar or [candidate for candidate in names if candidate.endswith(f".{name}")]
     allowed = ", ".join(names) or "none"
     return f"did you mean {' or '.join(similar)}?" if similar else f"allowed: {allowed}"
+
+
+def validated(kind: type[_T], content: Mapping[str, Any], where: str) -> _T:
+    """Return the section that has a file's content. Raises `ConfigError` with a line for each
+    key."""
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except pydantic.ValidationError as error:
+        keys = vars(kind)["__pydantic_fields__"]
+        lines = dict.fromkeys(_explain(detail, keys, where) for detail in error.errors())
+        raise ConfigError("\n".join(lines)) from None
+
+
+def _explain(detail: Any, keys: Collection[str], where: str) -> str:
+    """Return one line for one pydantic error: place, value, what is allowed."""
+    path, kind, value = detail["loc"], detail["type"], detail["input"]
+    if kind in ("extra_forbidden", "unexpected_keyword_argument", "invalid_key"):
+        return f"{where}: {path[0]}: no such key; {nearest(str(path[0]), keys)}"
+    if path[-1:] == ("[key]",):
+        return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
+    place = where + "".join(f"[{part}]" if isinstance(part, int) else f": {part}" for part in path)
+    if kind == "missing":
+        return f"{place}: is missing"
+    if kind == "value_error":
+        return f"{place}: {value!r} {detail['ctx']['error']}"
+    if kind in ("dict_type", "dataclass_type"):
+        return f"{place}: {value!r} is not allowed; allowed: `key: value` lines"
+    return f"{place}: {value!r} is not allowed; allowed: {detail['msg']}"
 
 
 def unwrap(annotation: Any) -> tuple[Any, list[Any]]:

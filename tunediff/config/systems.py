@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from tunediff.config.configurations import override
 from tunediff.config.knobs import (
     Bool,
     ConfigError,
@@ -20,7 +19,7 @@ from tunediff.config.knobs import (
     Refusal,
     section,
 )
-from tunediff.config.schema import Configuration
+from tunediff.config.schema import Configuration, override
 
 CUDA_GRAPHS = ("reduce-overhead", "max-autotune")
 """Modes of torch.compile that record CUDA graphs."""

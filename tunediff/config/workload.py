@@ -39,15 +39,15 @@ from typing import Any, Literal
 
 from tunediff.config import code as users
 from tunediff.config.code import Code
-from tunediff.config.configurations import override
 from tunediff.config.knobs import ConfigError, Lines, Values, nearest, refuse
-from tunediff.config.schema import Configuration, Schema, to_dict
+from tunediff.config.schema import Configuration, Schema, flat, nest, neutral, override, to_dict
 from tunediff.config.systems import Systems
 from tunediff.core.clock import TRAINING
 from tunediff.core.files import CODE
 from tunediff.core.point import QUANTITIES, Quantity, in_units
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.text import shown
+from tunediff.core.trial_record import TrialRecord
 
 SHIPPED = {
     "diffusion": "tunediff.workloads.diffusion",
@@ -374,3 +374,20 @@ def remove_copy(config: Configuration, folder: Path) -> None:
     if (code := of(config).file) is not None and not code.file.is_relative_to(copies):
         shutil.rmtree(copies, ignore_errors=True)
         users.read_copy.cache_clear()
+
+
+# ---- configurations of trials, as their journals have them
+def configuration_of(trial: TrialRecord) -> Any:
+    """Return a trial's configuration. Raises `ConfigError` if its knobs are not valid (any more)."""
+    return from_dict(nest(trial.config), trial.name, check=False)
+
+
+def effective_knobs(trial: TrialRecord) -> Values:
+    """Return a trial's knobs with ineffective ones at fixed values: equal for equal trainings.
+
+    If workload or knobs are not valid any more, return them unchanged.
+    """
+    try:
+        return flat(neutral(configuration_of(trial), trial.not_effective))
+    except ConfigError:
+        return dict(trial.config)

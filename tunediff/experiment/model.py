@@ -12,20 +12,22 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-import pydantic
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Lines
+from tunediff.config import Lines
+from tunediff.config.knobs import validated
 from tunediff.core import text
 from tunediff.core.clock import UnitName
 from tunediff.core.files import write_text
 from tunediff.core.options import Section, option
 
 FILE = "experiment.yaml"
-S = TypeVar("S", bound=Section)
+CONFIG = "config.yaml"
+SIDES = ("A", "B")
+"""Folders inside that of a comparison, each with a configuration."""
 Kind = Literal["search", "confirmation", "comparison", "finished"]
 Mode = Literal["min", "max"]
 EarlyStopping = Literal["none", "asha"]
@@ -261,15 +263,6 @@ class Experiment(Section):
         return {key: value for key, value in lines.items() if value is not None}
 
 
-def validated(kind: type[S], content: Mapping[str, Any], where: str) -> S:
-    """Return the section that has a file's content. Raises `ConfigError`."""
-    try:
-        return kind.model_validate(content)
-    except pydantic.ValidationError as error:
-        lines = dict.fromkeys(_explain(detail, where) for detail in error.errors())
-        raise ConfigError("\n".join(lines)) from None
-
-
 def kind_of(folder: Path) -> str | None:
     """Return the kind of the experiment in a folder; None: there is none; "": it is damaged."""
     try:
@@ -288,13 +281,3 @@ def is_search(folder: Path) -> bool:
 def is_comparison(folder: Path) -> bool:
     """Return whether a folder holds a comparison."""
     return kind_of(folder) == "comparison"
-
-
-def _explain(detail: Any, where: str) -> str:
-    """Return one line for one pydantic error."""
-    key = ": ".join(str(part) for part in detail["loc"])
-    if detail["type"] == "extra_forbidden":
-        return f"{where}: {key}: no such key"
-    if detail["type"] == "missing":
-        return f"{where}: is damaged: {key} is missing"
-    return f"{where}: {key}: {detail['input']!r} is not allowed; allowed: {detail['msg']}"

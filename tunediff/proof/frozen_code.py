@@ -18,12 +18,13 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.analysis import sides
 from tunediff.command import definition, worktrees
-from tunediff.config import copies, recorded
+from tunediff.config import copies
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import CODE as FOLDER
 from tunediff.core.files import write_text
 from tunediff.core.git import git
 from tunediff.core.text import shown, truncate
+from tunediff.experiment.model import CONFIG, SIDES
 
 FIRST_SEED, SEEDS = 10_000, 990_000
 """The least seed that is drawn, above those of searches, and how many there are."""
@@ -62,7 +63,7 @@ class SideCode:
     @classmethod
     def of(cls, side: Path, runs_in: Path | None = None, working_copy: bool = False) -> SideCode:
         """Return the code in the folder of a side; `runs_in`: the working folder of a command."""
-        configuration = cfg.read_yaml(side / recorded.CONFIG)
+        configuration = cfg.read_yaml(side / CONFIG)
         configuration.pop("seed", None)
         files = digests(side, FOLDER)
         if files.pop(f"{FOLDER}/{definition.FILE}", None) is not None:
@@ -83,7 +84,7 @@ def drawn_seed(digests: Sequence[str]) -> int:
 def write(folder: Path, codes: Sequence[SideCode], seed: int, drawn: bool) -> None:
     """Write what both sides are into the folder of a comparison."""
     content: dict[str, Any] = {"first_seed": seed, "drawn": drawn}
-    for side, code in zip(recorded.SIDES, codes, strict=True):
+    for side, code in zip(SIDES, codes, strict=True):
         content[side] = {**dataclasses.asdict(code), "digest": code.digest}
     write_text(folder / sides.CODE, json.dumps(content, indent=1) + "\n")
 
@@ -108,7 +109,7 @@ def check_unedited(folder: Path, force: bool) -> None:
 def _edited(folder: Path) -> list[str]:
     """Return the files of working copies, see `PROGRAM`, that differ from those at the first run."""
     names, code = set[str](), sides.content(folder, sides.CODE)
-    for side in (*recorded.SIDES, _SEARCHED):
+    for side in (*SIDES, _SEARCHED):
         frozen = code.get(side, {})
         files = frozen["files"] if frozen.get("working_copy") else {}
         for name, digest in files.items():
@@ -128,7 +129,7 @@ def working_folder(place: Path) -> Path:
 
 def not_counted(code: Mapping[str, Any]) -> str:
     """Return which files may be part of what runs and are in no digest; '' for none."""
-    names = {name for side in recorded.SIDES for name in code.get(side, {}).get("not_counted", ())}
+    names = {name for side in SIDES for name in code.get(side, {}).get("not_counted", ())}
     listed = truncate(", ".join(sorted(names)), 200)
     return f"in no digest (git ignores or does not know them): {listed}" if names else ""
 

@@ -23,7 +23,7 @@ from tunediff.core.outcomes import Status
 from tunediff.core.text import has_value, knob_value, number, short
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import sentences, style
-from tunediff.search_space.study import OPERATIONS, Study
+from tunediff.search_space.sections import OPERATIONS, Study
 
 DETAILS = ("trial", "status", "reason", "not_effective", "disturbed")
 """Columns of study.csv after those of the study."""

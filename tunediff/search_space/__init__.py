@@ -1,11 +1,19 @@
 """Search files: find, read and check them. Use as `from tunediff import search_space`."""
 
-from tunediff.search_space.default_space import completed
+from tunediff.search_space.content import (
+    SHIPPED,
+    Narrowed,
+    completed,
+    find,
+    folder_of,
+    narrow,
+    of_search,
+    read,
+    shipped,
+)
 from tunediff.search_space.dimension import Dimension, Draw, to_params
-from tunediff.search_space.files import SHIPPED, find, folder_of, of_search, shipped
 from tunediff.search_space.model import SearchBudget, SearchSpace, size
-from tunediff.search_space.narrowing import Narrowed, narrow
-from tunediff.search_space.reading import load, load_recorded, parse, read
+from tunediff.search_space.reading import load, parse
 from tunediff.search_space.sections import EARLY_STOPPING, MOST_FINALISTS, duration_s
 
 __all__ = [
@@ -22,7 +30,6 @@ __all__ = [
     "find",
     "folder_of",
     "load",
-    "load_recorded",
     "narrow",
     "of_search",
     "parse",

@@ -1,9 +1,11 @@
-"""One searched knob, and what follows from several: draws, points, combinations, their number."""
+"""One searched knob, read from its line of a search file, and what follows from several: draws,
+points, combinations, their number."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -11,11 +13,15 @@ from decimal import Decimal
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Values
+from tunediff.config import ConfigError, Knob, Lines, Schema, Values
 from tunediff.config.knobs import refuse
+from tunediff.search_space.sections import DimensionSection, checked
 
 SHOWN = 20
 """Most choices of a knob that are shown."""
+MOST_CHOICES = 1000
+"""Limit: beyond it, reading a file takes minutes."""
+When = dict[str, tuple[Any, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,3 +193,151 @@ def count(dimensions: Sequence[Dimension]) -> float:
         )
 
     return points(0, frozenset())
+
+
+# ---- reading
+def same_everywhere(name: str) -> str:
+    """Return why a knob cannot be searched, and what to do instead."""
+    hint = "; to run every point with several seeds, write seeds: 3" if name == "seed" else ""
+    protocol = ", as part of the evaluation protocol" if name.startswith("evaluation.") else ""
+    return f"must be the same in every trial{protocol}; put it under fixed:{hint}"
+
+
+def spread(content: Lines, where: str) -> Lines:
+    """Return knobs by dotted name: `loader: {batch_size: [64, 128]}` → `loader.batch_size: [64,
+    128]`.
+
+    Raises `ConfigError` for a knob that is given twice.
+    """
+    of_a_dimension = vars(DimensionSection()).keys()
+
+    def is_section(spec: object) -> bool:
+        return isinstance(spec, dict) and bool(spec) and not spec.keys() & of_a_dimension
+
+    return cfg.flatten(content, where, is_section=is_section)
+
+
+def owners_of(schema: Schema, knob: Knob) -> tuple[str, tuple[str, ...]]:
+    """Return the union a knob belongs to and its members that have it; ('', ()) without one."""
+    union = knob.member[0] if knob.member is not None else ""
+    return union, tuple(
+        member for member, names in schema.members.get(union, {}).items() if knob.name in names
+    )
+
+
+def listed(value: Any) -> list[Any]:
+    """Return the values that a condition allows: a list, or one value."""
+    return value if isinstance(value, list) else [value]
+
+
+class SearchedKnobs:
+    """Reads the knobs of `search:` or `grid:` in their order."""
+
+    def __init__(self, content: Lines, baseline: Any, where: str, ranges: bool) -> None:
+        """`content`: their lines, by dotted names; `ranges`: whether ranges are allowed."""
+        self._content, self._baseline, self._where, self._ranges = content, baseline, where, ranges
+        self._schema: Schema = baseline.schema
+        self._chosen = cfg.flat(baseline)
+        self.dimensions: dict[str, Dimension] = {}
+        """Those that have been read, by name."""
+        self.idle: set[str] = set()
+        """Knobs whose condition never holds: that on a knob which is not searched does not."""
+        for name, spec in content.items():
+            where = f"{self._where}: {name}"
+            knob = self._schema.knob(name, self._where)
+            refuse(not knob.searchable, f"{where}: cannot be searched: it {same_everywhere(name)}")
+            # `lr:` without a value is searched in the space that the knob declares
+            spec = knob.space if spec is None and knob.space is not None else spec
+            spec = {"choice": spec} if isinstance(spec, list) else spec
+            space = "a list of choices, or {low: …, high: …}"
+            refuse(
+                not isinstance(spec, dict), f"{where}: {spec!r} is not a space; allowed: {space}"
+            )
+            fields = checked(DimensionSection, spec, where)
+            if (when := self._when(knob, fields.when, where)) is None:
+                self.idle.add(name)
+                continue
+            make = self._range if fields.choice is None else self._choice
+            self.dimensions[name] = make(knob, spec, fields, when, where)
+
+    def _choice(
+        self, knob: Knob, spec: Lines, fields: DimensionSection, when: When, where: str
+    ) -> Dimension:
+        """Return the dimension of a list of choices. Raises `ConfigError`."""
+        given = fields.choice or []
+        for key in ("low", "high", "step", "log"):
+            refuse(key in spec, f"{where}: {key}: belongs to a range, not to a choice")
+        refuse(not given, f"{where}: [] is not a list of choices; allowed: {knob.allowed}")
+        most = f"allowed: at most {MOST_CHOICES:,}, or a range {{low: …, high: …}}"
+        refuse(len(given) > MOST_CHOICES, f"{where}: has {len(given):,} choices; {most}")
+        choices = tuple(self._value(knob, choice, when, where) for choice in given)
+        twice = any(a == b for a, b in itertools.combinations(choices, 2))
+        refuse(twice, f"{where}: {given!r} names a choice twice")
+        return Dimension(knob.name, choices, when=tuple(when.items()))
+
+    def _range(
+        self, knob: Knob, spec: Lines, fields: DimensionSection, when: When, where: str
+    ) -> Dimension:
+        """Return the dimension of a range of numbers. Raises `ConfigError`."""
+        refuse(not self._ranges, f"{where}: a grid needs a list of choices, not a range")
+        number = f"a range needs a number; {knob.name} is {knob.allowed}: list the choices"
+        refuse(knob.kind not in ("int", "float"), f"{where}: {number}")
+        ends = []
+        for key in ("low", "high"):
+            missing = "is missing; a range is {low: …, high: …} with optional step or log"
+            refuse(key not in spec, f"{where}: {key}: {missing}")
+            ends.append(self._value(knob, spec[key], when, f"{where}: {key}"))
+        (low, high), integer, step = ends, knob.kind == "int", spec.get("step")
+        refuse(not low < high, f"{where}: low {low} is not below high {high}")
+        if step is not None:
+            slip = integer and not isinstance(step, int)
+            refuse(slip, f"{where}: step: {step!r} is not allowed; allowed: a whole number above 0")
+            refuse(fields.log, f"{where}: step and log exclude each other")
+            away = abs((steps := (high - low) / step) - round(steps)) > 1e-9
+            refuse(away, f"{where}: step: {step} does not lead from {low} to {high}")
+        refuse(fields.log and not low > 0, f"{where}: log: needs a low above 0, not {low}")
+        return Dimension(knob.name, None, low, high, step, fields.log, integer, tuple(when.items()))
+
+    def _value(self, knob: Knob, value: Any, when: When, where: str) -> Any:
+        """Return a value as a configuration stores it; also checks its type and range."""
+        chosen = {name: allowed[0] for name, allowed in when.items()}
+        values = {**chosen, knob.name: value}
+        return cfg.flat(cfg.override(self._baseline, values, where=where, check=False))[knob.name]
+
+    def _when(self, knob: Knob, conditions: Lines, where: str) -> When | None:
+        """Return a knob's conditions on searched knobs: those in the file, and that its union has a
+        member with this knob; None: one on another knob does not hold. Raises `ConfigError`."""
+        when: When = {}
+        for name, named in conditions.items():
+            at, allowed = f"{where}: when: {name}", tuple(listed(named))
+            if name in self.dimensions:
+                drawn = self.dimensions[name]
+                refuse(not allowed, f"{at}: [] is not allowed; allowed: {drawn}")
+                for value in allowed:
+                    never = f"{value!r} is never drawn; allowed: {drawn}"
+                    refuse(not drawn.contains(value), f"{at}: {never}")
+                when[name] = allowed
+                continue
+            further_up = name in self._content and name not in self.idle
+            refuse(further_up, f"{at}: must be a knob searched further up in the file")
+            other = self._schema.knob(name, at)
+            for value in allowed if other.member is None else ():
+                self._value(other, value, {}, f"{where}: when")
+            if name in self.idle or self._chosen.get(name) not in allowed:
+                return None
+        # The condition of a union's knob
+        union, owners = owners_of(self._schema, knob)
+        belongs = f"{where}: belongs to {union} = {' or '.join(owners)}"
+        if union in when:
+            for value in when[union]:
+                why = f"{value!r} has no such knob; allowed: {', '.join(owners)}"
+                refuse(value not in owners, f"{where}: when: {union}: {why}")
+        elif union in self.dimensions:
+            drawn = self.dimensions[union]
+            when[union] = tuple(owner for owner in owners if drawn.contains(owner))
+            refuse(not when[union], f"{belongs}, which is never drawn; allowed: {drawn}")
+        elif union:
+            refuse(union in self._content, f"{belongs}; {union} must stand above it in the file")
+            chosen = self._chosen[union]
+            refuse(chosen not in owners, f"{belongs}, but {union} is {chosen} here")
+        return when

@@ -10,23 +10,39 @@ N` repeats the baseline.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import json
+import operator
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tunediff import config as cfg
-from tunediff.config import Lines, Metric, Schema, Workload, workload
+from tunediff.config import ConfigError, Lines, Metric, Schema, Values, Workload
 from tunediff.config.knobs import refuse
+from tunediff.core import text
 from tunediff.core.target import Target
-from tunediff.experiment.model import Experiment
-from tunediff.search_space import study
-from tunediff.search_space.consistency import check_space, check_together
-from tunediff.search_space.files import is_workload, of_search
-from tunediff.search_space.model import RATE, SECONDS, SearchBudget, SearchSpace
-from tunediff.search_space.points import listed_fields, listed_runs
-from tunediff.search_space.searched_knobs import owners_of, spread
+from tunediff.search_space.content import read, start
+from tunediff.search_space.dimension import (
+    Dimension,
+    SearchedKnobs,
+    as_param,
+    combinations,
+    complete,
+    count,
+    owners_of,
+    same_everywhere,
+    spread,
+)
+from tunediff.search_space.model import (
+    RATE,
+    SECONDS,
+    Rung,
+    SearchBudget,
+    SearchSpace,
+    check_space,
+    check_together,
+)
 from tunediff.search_space.sections import (
     COSTS,
     BudgetSection,
@@ -35,131 +51,13 @@ from tunediff.search_space.sections import (
     RunOptions,
     SearchFile,
     checked,
+    parse_study,
 )
-
-OF_A_WORKLOAD = {"budget": {"per_trial": "60s", "trials": 16}, "confirm": {"of": 2}}
-"""Budget and confirmation of a search for which only a workload's file is given."""
 
 
 def load(path: Path, words: Sequence[str] = (), budget: Lines | None = None) -> SearchSpace:
     """Read and check a search file; `words` (`knob=value`) and `budget` override what it says."""
     return parse(read(path), str(path), path.parent, words, budget)
-
-
-def load_recorded(folder: Path) -> SearchSpace:
-    """Return the recorded space of a search folder. Raises `ConfigError`."""
-    path = of_search(folder)
-    return parse(read(path), str(path), folder)
-
-
-def read(
-    path: Path,
-    world_sizes: Sequence[int] = (1,),
-    gpu: bool = False,
-) -> Lines:
-    """Return the content of a search file, with lists in the place of `all` and `not`.
-
-    `all` is every choice of a searched knob; in a grid, `parallel.workers: all` is `world_sizes`,
-    those that fit on this machine, and `parallel.strategy: all` what shares something, `dp` only
-    with a GPU. `when: {KNOB: {not: [VALUE]}}` is all other choices that have the searched knob. A
-    point of `first:` with `all` is one point for each choice, with the knobs that apply there.
-    """
-    content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
-    if "kind" in content:  # of a search that has been made
-        return Experiment.of(content, str(path)).search_file
-    if type(finalists := content.get("confirm")) is int:  # as --confirm has it
-        content["confirm"] = {"of": finalists}
-        if finalists == 0:
-            del content["confirm"]
-    if "command" in content:
-        content = workload.commands.search_file(content, str(path), Path())
-    strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]
-    machine: dict[str, list[Any]] = {}  # what a cluster has is not known beforehand
-    if world_sizes:
-        machine = {"parallel.workers": list(world_sizes), "parallel.strategy": strategies}
-    return _Derived(content, path, machine).lists()
-
-
-class _Derived:
-    """Writes lists in the place of `all` and `not`; see `read`."""
-
-    def __init__(self, content: Lines, path: Path, machine: Mapping[str, list[Any]]) -> None:
-        """`machine`: the choices of knobs that depend on it; {}: it is not known beforehand."""
-        self.content, self.path, self.machine = content, path, machine
-
-    @functools.cached_property
-    def schema(self) -> Schema:
-        named, folder = self.content.get("workload"), self.path.parent
-        base = (
-            cfg.baseline(str(named), str(self.path), folder)
-            if named is not None
-            else cfg.load(folder / str(self.content.get("base")))
-        )
-        return cast(Schema, base.schema)
-
-    def lists(self) -> Lines:
-        content = dict(self.content)
-        for form in ("search", "grid"):
-            if isinstance(knobs := content.get(form), dict):
-                spaces = spread(knobs, f"{self.path}: {form}")
-                content[form] = {
-                    name: self._space(name, space, form) for name, space in spaces.items()
-                }
-        if isinstance(points := content.get("first"), list):
-            searched = content.get("search") or {}
-            content["first"] = [each for point in points for each in self._points(point, searched)]
-        return content
-
-    def _choices(self, name: str, form: str) -> list[Any]:
-        if form == "grid" and name.startswith("parallel."):
-            example = {"parallel.workers": "[1, 2, 4]"}.get(name, "[ddp, fsdp]")
-            unknown = f"what a cluster has is not known beforehand; allowed: a list, e.g. {example}"
-            where = f"{self.path}: grid: {name}: 'all' is not allowed with --address"
-            refuse(name not in self.machine, f"{where}: {unknown}")
-            return self.machine[name]
-        where = f"{self.path}: {form}"
-        choices = self.schema.knob(name, where).choices
-        refuse(choices is None, f"{where}: {name}: 'all' is not allowed; allowed: a list of values")
-        return list(choices or ())
-
-    def _space(self, name: str, space: Any, form: str) -> Any:
-        """Return the line of a searched knob with lists."""
-        if space == "all":
-            return self._choices(name, form)
-        when = space.get("when") if isinstance(space, dict) else None
-        if not isinstance(when, dict):
-            return space
-        lists = {}
-        for on, allowed in when.items():
-            if isinstance(allowed, dict) and allowed.keys() == {"not"}:
-                _, owners = owners_of(self.schema, self.schema.knob(name, f"{self.path}: {form}"))
-                excluded = allowed["not"] if isinstance(allowed["not"], list) else [allowed["not"]]
-                allowed = [one for one in owners if one not in excluded]
-            lists[on] = allowed
-        return {**space, "when": lists}
-
-    def _points(self, point: Any, searched: Lines) -> Iterator[Any]:
-        """Yield a point for each of the choices that its `all` stands for."""
-        flat = cfg.flatten(point, f"{self.path}: first") if isinstance(point, dict) else {}
-        every = [name for name, value in flat.items() if value == "all"]
-        if not every:
-            yield point
-            return
-        for values in itertools.product(*(self._choices(name, "search") for name in every)):
-            chosen = {**flat, **dict(zip(every, values, strict=True))}
-            yield {
-                name: value
-                for name, value in chosen.items()
-                if self._applies(name, chosen, searched)
-            }
-
-    def _applies(self, name: str, chosen: Lines, searched: Lines) -> bool:
-        """Return whether a knob of a point applies beside the other ones."""
-        union, owners = owners_of(self.schema, self.schema.knob(name, f"{self.path}: first"))
-        space = searched.get(name)
-        when = space.get("when", {}) if isinstance(space, dict) else {}
-        conditions = {**({union: owners} if union else {}), **when}
-        return all(chosen[on] in allowed for on, allowed in conditions.items() if on in chosen)
 
 
 def parse(
@@ -171,10 +69,10 @@ def parse(
 ) -> SearchSpace:
     """Check the content of a search file. Raises `ConfigError` with file, key, value, allowed.
 
-    `folder`: where `base:` is looked up; `words` and `budget` as in `load`.
+    `folder`: where `workload:` is looked up; `words` and `budget` as in `load`.
     """
     search_keys = {"budget", "search", "grid", "trials", "ladder"} & content.keys()
-    config = "is a configuration, not a search file; a search file names it after base:"
+    config = "is a configuration, not a search file; a search file names it after workload:"
     refuse("workload" in content and len(content) > 1 and not search_keys, f"{source}: {config}")
     # Sections, baseline and objective
     file = checked(SearchFile, dict(content), source)
@@ -201,7 +99,7 @@ def parse(
         confirm = checked(Confirm, file.confirm, f"{source}: confirm")
     if file.study is not None:
         ladder = kind == "ladder"
-        table = study.parse(file.study, source, workload, ladder, file.operations)
+        table = parse_study(file.study, source, workload, ladder, file.operations)
     space = SearchSpace(
         **{field.name: getattr(file, field.name) for field in dataclasses.fields(RunOptions)},
         source=source,
@@ -243,17 +141,10 @@ def _kind(file: SearchFile, source: str) -> str:
 
 def _baseline(file: SearchFile, source: str, folder: Path, words: Sequence[str]) -> Any:
     """Return the configuration from which a search starts. Raises `ConfigError`."""
-    needed = (
-        f"exactly one of workload: ({', '.join(cfg.baseline_names())}, mine.py) and base: (a file)"
-        " is needed"
-    )
-    refuse((file.workload is None) == (file.base is None), f"{source}: {needed}")
-    named = file.workload is not None
-    base = (
-        cfg.baseline(str(file.workload), source, folder)
-        if named
-        else cfg.load(folder / str(file.base))
-    )
+    names = ", ".join(cfg.baseline_names())
+    missing = f"workload: is missing; allowed: {names}, mine.py, or a configuration"
+    refuse(file.workload is None, f"{source}: {missing}")
+    base = start(str(file.workload), source, folder)
     overrides = cfg.parse_overrides(words, base.schema)
     fixed = cfg.flatten(file.fixed, f"{source}: fixed")
     starting = cfg.flatten(file.baseline, f"{source}: baseline")
@@ -342,3 +233,201 @@ def _budget(
         price,
         limits.setup == "charged",
     )
+
+
+# ---- what is tried first or at all: points, combinations, rungs
+MOST_POINTS = 10_000
+"""Limit: beyond it, reading a file takes minutes and running it a lifetime."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ListedRuns:
+    """What a search file searches, and what it lists to run."""
+
+    dimensions: tuple[Dimension, ...]
+    candidates: list[Values]
+    """Drawn values, the baseline's first, all with every seed."""
+    rungs: tuple[Rung, ...]
+    skipped: list[str]
+    """Why some combinations or single rungs do not run."""
+
+
+def listed_runs(
+    file: SearchFile, kind: str, source: str, baseline: Any, seeds: Sequence[int], evaluates: bool
+) -> ListedRuns:
+    """Return dimensions and candidates of a search file. Raises `ConfigError`."""
+    # Points and rungs as the file lists them
+    where = f"{source}: {kind}"
+    for key in ("trials", "first", "ladder"):
+        _refuse_many(f"{source}: {key}", len(getattr(file, key) or ()), "entries", len(seeds))
+    place = where if kind == "trials" else f"{source}: first"
+    entries = enumerate(file.trials or file.first or ())
+    points = _points({f"{place}[{i}]": entry for i, entry in entries}, baseline.schema)
+    ladder = {f"{where}: {name}": entry for name, entry in (file.ladder or {}).items()}
+    rung_knobs = _points(ladder, baseline.schema)
+    steps = itertools.accumulate(rung_knobs.values(), operator.or_)
+    together = dict(zip(rung_knobs, steps, strict=True))
+    if kind in ("search", "grid"):
+        knobs = SearchedKnobs(getattr(file, kind), baseline, where, kind == "search")
+        dimensions = tuple(knobs.dimensions.values())
+        refuse(not dimensions, f"{where}: no knob is left to search: conditions never hold")
+        idle = knobs.idle & cfg.flat(baseline).keys()
+        points = {
+            at: {name: value for name, value in point.items() if name not in idle}
+            for at, point in points.items()
+        }
+    else:
+        dimensions = _of_points(points or together, baseline)
+
+    # Candidates: the baseline, then points, rungs or combinations
+    listed = {f"{where} (baseline)": {}, **points}
+    values = [complete(dimensions, baseline, point, at) for at, point in listed.items()]
+    rungs, skipped = _rungs(file, rung_knobs, together, dimensions, baseline)
+    values += [rung.together for rung in rungs]
+    values += [rung.alone for rung in rungs if rung.alone is not None]
+    if kind == "grid":
+        _refuse_many(where, count(dimensions), "combinations", len(seeds))  # before any is made
+        values += combinations(dimensions)
+    at = place if kind == "search" else where
+    candidates, contradictions = _allowed(values, baseline, at, can_skip=kind == "grid")
+    skipped += contradictions
+    if kind == "grid" and not evaluates:
+        candidates[1:] = sorted(candidates[1:], key=lambda point: _group(point, baseline))
+    # Seed after seed: a drift of a shared machine's speed then affects all points equally
+    if len(seeds) > 1:
+        dimensions = (Dimension("seed", choices=tuple(seeds)), *dimensions)
+        candidates = [{"seed": seed, **point} for seed in seeds for point in candidates]
+    skipped = [f"skipped a combination that contradicts itself: {why}" for why in skipped]
+    return ListedRuns(dimensions, candidates, rungs, skipped)
+
+
+def _allowed(
+    values: Sequence[Values], baseline: Any, where: str, can_skip: bool
+) -> tuple[list[Values], list[str]]:
+    """Return different points once, and why others contradict themselves, after the baseline."""
+    allowed, contradictions = list[Values](), list[str]()
+    for point in {json.dumps(point, sort_keys=True): point for point in values}.values():
+        try:
+            cfg.override(baseline, point, where=where)
+            allowed.append(point)
+        except ConfigError as error:
+            if not (can_skip and allowed):
+                raise
+            contradictions.append(str(error))
+    return allowed, contradictions
+
+
+def _refuse_many(where: str, points: float, noun: str, seeds: int) -> None:
+    """Raise `ConfigError` for more than `MOST_POINTS` points in all."""
+    times = f" × {seeds} seeds" if seeds > 1 else ""
+    allowed = f"at most {MOST_POINTS:,} points in all; search: draws from as many as one likes"
+    why = f"{where}: has {points:,} {noun}{times}; allowed: {allowed}"
+    refuse(points * seeds > MOST_POINTS, why)
+
+
+def _points(entries: Mapping[str, Lines], schema: Schema) -> dict[str, Values]:
+    """Return the points by dotted names; the keys are their places in the file."""
+    points = {where: cfg.flatten(entry, where) for where, entry in entries.items()}
+    for where, point in points.items():
+        for name in point:
+            schema.knob(name, where)
+    return points
+
+
+def _of_points(points: Mapping[str, Values], baseline: Any) -> tuple[Dimension, ...]:
+    """Return the smallest space that contains these points."""
+    schema, configs = baseline.schema, [cfg.flat(baseline)]
+    for where, point in points.items():
+        for name in point:
+            refuse(not schema.knobs[name].searchable, f"{where}: {name}: {same_everywhere(name)}")
+        configs.append(cfg.flat(cfg.override(baseline, point, where=where)))
+    named = dict.fromkeys(name for point in points.values() for name in point)
+    dimensions = []
+    # Unions before their members' knobs
+    for name in sorted(named, key=lambda name: name not in schema.members):
+        # A point that does not name it has the baseline's value, or the default of its union member
+        values = [config[name] for config in configs if name in config]
+        choices = {as_param(value): value for value in values}
+        union, owners = owners_of(schema, schema.knobs[name])
+        when = ((union, owners),) if union in named else ()
+        dimensions.append(Dimension(name, tuple(choices.values()), when=when))
+    return tuple(dimensions)
+
+
+def _rungs(
+    file: SearchFile,
+    ladder: Mapping[str, Values],
+    together: Mapping[str, Values],
+    dimensions: Sequence[Dimension],
+    baseline: Any,
+) -> tuple[tuple[Rung, ...], list[str]]:
+    """Return the rungs of a ladder, and why some of them cannot be tried alone."""
+    rungs: list[Rung] = []
+    skipped: list[str] = []
+    for name, (where, knobs) in zip(file.ladder or (), ladder.items(), strict=True):
+        refuse(not knobs, f"{where}: changes no knob; e.g. {name}: {{precision.amp: bf16}}")
+        alone: Values | None = None
+        try:
+            cfg.override(baseline, knobs, where=f"{where} alone")
+            alone = complete(dimensions, baseline, knobs, where)
+        except ConfigError as error:
+            skipped.append(str(error))
+        all_so_far = complete(dimensions, baseline, together[where], where)
+        rungs.append(Rung(name, knobs, all_so_far, alone))
+    return tuple(rungs), skipped
+
+
+def _group(point: Values, baseline: Any) -> tuple[bool, int, bool]:
+    """Return a sort key that minimizes new worker groups: the baseline's size, uncompiled first."""
+    workers = point.get("parallel.workers", baseline.parallel.workers)
+    return (
+        workers != baseline.parallel.workers,
+        workers,
+        point.get("compile.mode", baseline.compile.mode) != "none",
+    )
+
+
+# ---- how many of them run
+TRIALS_WITH_NOISE = 6
+"""Trials from which a search runs its baseline twice, unless its file says otherwise."""
+
+
+def listed_fields(
+    file: SearchFile,
+    kind: str,
+    source: str,
+    runs: ListedRuns,
+    trials: int,
+    seed: int,
+) -> dict[str, Any]:
+    """Return the fields of a space that say what runs, the runs of the baseline first."""
+    noise = _noise(file.noise, kind, trials, source)
+    first, *others = runs.candidates
+    repeats = [{**first, "seed": seed + number} for number in range(1, noise)]
+    candidates = (first, *repeats, *others)[:trials]
+    skipped = list(runs.skipped)
+    if kind == "search" and len(others) > (left := trials - noise):
+        run = f"only {left} of {text.pluralize(len(others), 'point')} run"
+        of_all = f"{text.pluralize(trials, 'trial')}, {noise} of them the baseline"
+        skipped.append(f"{source}: first: {run}: {of_all}; allowed: more trials")
+    return {
+        "dimensions": runs.dimensions,
+        "candidates": candidates,
+        "rungs": runs.rungs,
+        "skipped": tuple(skipped),
+        "noise": noise,
+    }
+
+
+def _noise(runs: int | None, kind: str, trials: int, source: str) -> int:
+    """Return the number of runs of the baseline in a search. `runs`: the value in the file."""
+    if runs is None:
+        return 2 if kind == "search" and trials >= TRIALS_WITH_NOISE else 1
+    where = f"{source}: noise"
+    refuse(
+        kind != "search", f"{where}: belongs to search:; {kind}: repeats every point with seeds:"
+    )
+    none_left = f"{where}: {runs} runs of the baseline leave none of {trials} trials to search"
+    allowed = f"allowed: at most {max(1, trials - 1)}, or more trials"
+    refuse(1 < runs >= trials, f"{none_left}; {allowed}")
+    return runs

@@ -1,6 +1,7 @@
 """Declare the sections of a search file: their keys and the values that these take.
 
-A field's docstring describes allowed values in an error message where the type does not say enough.
+Of `study:`, the final table and figure, also the quantities that it may name: a quantity's name is
+its CSV column and includes the unit; its label is used in headings and axes.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-import pydantic
 from annotated_types import Ge, Gt, Le, Lt, MinLen
-from pydantic import BeforeValidator, Field, TypeAdapter
+from pydantic import BeforeValidator
 
-from tunediff.config import ConfigError, Knob, Lines, Values
-from tunediff.config.knobs import Bool, Float, Int, Str, knobs_of, nearest, refuse, section
+from tunediff import config as cfg
+from tunediff.config import ConfigError, Lines, Quantity, Values, Workload
+from tunediff.config.knobs import Bool, Float, Int, Str, nearest, refuse, section, validated
 from tunediff.core import text
+from tunediff.core.point import in_units
 from tunediff.experiment.model import EarlyStopping, seconds_of
 
 MAX_SEEDS = 100
@@ -101,9 +103,8 @@ class RunOptions:
 class SearchFile(RunOptions):
     """A search file; None: the key is absent."""
 
-    workload: Str | None = None
+    workload: Str | None = None  # a baseline, a user's file, or a configuration such as best.yaml
     warm_start: Str | None = None  # an earlier search, whose best points are tried first
-    base: Str | None = None
     objective: Any = None
     budget: Lines = dataclasses.field(default_factory=dict)
     seeds: Annotated[Int, Ge(2), Le(MAX_SEEDS)] | None = None
@@ -112,11 +113,9 @@ class SearchFile(RunOptions):
     baseline: Lines = dataclasses.field(default_factory=dict)
     search: Lines | None = None
     grid: Lines | None = None
-    trials: list[Lines] | None = None
-    """points, e.g. - {precision.amp: bf16}"""
+    trials: list[Lines] | None = None  # points, e.g. - {precision.amp: bf16}
     ladder: dict[str, Lines] | None = None
     first: list[Lines] | None = None
-    """points, e.g. - {}"""
     study: Any = None
     confirm: Lines | None = None
 
@@ -125,16 +124,14 @@ class SearchFile(RunOptions):
 class BudgetSection:
     """`budget:`"""
 
-    per_trial: Duration
-    """training seconds of one trial, e.g. 10m"""
+    per_trial: Duration  # training seconds of one trial
     unit: Literal["wall", "device"] = "wall"
-    price_per_device_hour: Annotated[Float, Gt(0.0)] | None = None
-    """a number above 0, in any currency"""
+    price_per_device_hour: Annotated[Float, Gt(0.0)] | None = None  # in any currency
     trials: Annotated[Int, Ge(1)] | None = None
     total: Duration | None = None
     compile: Literal["charged", "free"] | None = None
     setup: Literal["charged", "free"] = "free"
-    """whether what a workload does before its first batch counts as training"""
+    # whether what a workload does before its first batch counts as training
     deadline: Duration | None = None
 
 
@@ -153,7 +150,6 @@ class DimensionSection:
     """The space of a searched knob: a choice of values, or a range of numbers."""
 
     choice: list[Any] | None = None
-    """choices"""
     low: Any = None
     high: Any = None
     step: Annotated[Float, Gt(0.0)] | None = None
@@ -165,24 +161,15 @@ class DimensionSection:
 class StudySection:
     """`study:`"""
 
+    columns: Annotated[tuple[Str, ...], MinLen(1)]
     title: Str = ""
-    """words"""
-    columns: Annotated[tuple[Str, ...], MinLen(1)] = Field(default=None, validate_default=True)
-    """a list of knobs and quantities"""
     x: Str | None = None
-    """one name"""
     y: Annotated[tuple[Str, ...], BeforeValidator(lambda y: (y,) if isinstance(y, str) else y)] = ()
-    """a name, or several"""
 
 
-def checked(shape: type[T], content: Any, where: str) -> T:
+def checked(shape: type[T], content: Mapping[str, Any], where: str) -> T:
     """Return the content as a section of that shape. Raises `ConfigError` with one line per key."""
-    try:
-        section = TypeAdapter(shape).validate_python(content)
-    except pydantic.ValidationError as error:
-        keys = {knob.name: dataclasses.replace(knob, optional=False) for knob in knobs_of(shape)}
-        lines = dict.fromkeys(_explain(detail, keys, content, where) for detail in error.errors())
-        raise ConfigError("\n".join(lines)) from None
+    section = validated(shape, content, where)
     for key, value in content.items():
         refuse(
             value is None, f"{where}: {key}: None is not allowed; allowed: a value, or no such line"
@@ -190,28 +177,147 @@ def checked(shape: type[T], content: Any, where: str) -> T:
     return section
 
 
-def _explain(detail: Any, keys: Mapping[str, Knob], content: Any, where: str) -> str:
-    """Return one line for one pydantic error."""
-    path, value, kind = detail["loc"], detail["input"], detail["type"]
-    place = where + "".join(f"[{part}]" if isinstance(part, int) else f": {part}" for part in path)
-    if path[-1:] == ("[key]",):
-        return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
-    if kind in ("unexpected_keyword_argument", "invalid_key"):
-        # last, as files begin with other keys
-        names = sorted(keys, key=RunOptions.__dataclass_fields__.__contains__)
-        return f"{where}: {path[0]}: no such key; {nearest(str(path[0]), names)}"
-    if kind in ("dict_type", "dataclass_type"):
-        return f"{place}: needs `key: value` lines, found {value!r}"
-    if kind == "value_error":
-        return f"{place}: {value!r} {detail['ctx']['error']}"
-    knob = keys[path[0]]
-    if kind == "missing":
-        return f"{place}: is missing; {knob.description}"
-    if kind == "list_type":
-        return f"{place}: needs a list of {knob.description}, found {value!r}"
-    if knob.description:
-        return (
-            f"{where}: {knob.name}: {content.get(knob.name)!r} is not allowed; allowed:"
-            f" {knob.description}"
-        )
-    return f"{place}: {value!r} is not allowed; allowed: {knob.allowed}"
+# ---- the section study:
+DERIVED: dict[str, Quantity] = {
+    "compile_s": Quantity("compile", "s", "compilation and warm-up step"),
+    "setup_s": Quantity("setup", "s", "reading data, building the model"),
+    "running_s": Quantity(
+        "running", "s", "all seconds of the training: setup, compilation, waiting for data, steps"
+    ),
+    "epoch_s": Quantity(
+        "epoch", "s", "samples of the set / samples per second, without compilation"
+    ),
+    "epoch_data_wait_s": Quantity("loading per epoch", "s", "epoch × share of waiting for data"),
+    "versus_baseline": Quantity("vs. baseline", "×", "samples/s / the baseline's"),
+    "percent_of_base": Quantity("of base", "%", "100 × samples/s / the baseline's"),
+    "memory_percent_of_base": Quantity("memory of base", "%", "100 × memory / the baseline's"),
+    "versus_previous": Quantity(
+        "vs. rung before", "×", "samples/s / those of the rung before (ladder:)"
+    ),
+    "speedup_over_one_worker": Quantity(
+        "vs. one worker", "×", "samples/s / those of one worker, all else equal"
+    ),
+    "scaling_efficiency": Quantity(
+        "efficiency", "%", "speed-up over one worker / number of workers", 100.0
+    ),
+    "versus_uncompiled": Quantity(
+        "vs. uncompiled", "×", "samples/s / those without compilation, all else equal"
+    ),
+    "samples_to_break_even": Quantity(
+        "samples to break even", "", "samples after which compiling has paid for itself"
+    ),
+    "break_even_s": Quantity(
+        "break even after", "s", "training seconds, compilation included, until then"
+    ),
+}
+"""Quantities derived from measurements of one or two configurations, by name."""
+
+WORDS: dict[str, Quantity] = {
+    "configuration": Quantity(
+        "configuration", "", "what differs from the baseline, or the rung of the ladder"
+    ),
+    "trial": Quantity("trial", "", "name of the trial, or of the first of several runs"),
+    "status": Quantity("status", "", "how it ended"),
+    "runs": Quantity(
+        "runs", "", "runs that ended ok (seeds:); the others' columns are means over them"
+    ),
+}
+"""Columns without a number of a run."""
+
+OPERATIONS: dict[str, Quantity] = {
+    "operation": Quantity("operation", "", "name as torch has it"),
+    "calls": Quantity("calls", "", "calls in all profiled steps"),
+    "calls_per_step": Quantity("calls/step", "", "calls in one step"),
+    "self_s": Quantity(
+        "self",
+        "ms",
+        "time in the operation itself, in all profiled steps; on a GPU the device's",
+        1000,
+    ),
+    "self_s_per_step": Quantity(
+        "self/step", "ms", "time in the operation itself in one step; on a GPU the device's", 1000
+    ),
+    "total_s": Quantity(
+        "total", "ms", "time with the operations that it calls, in all profiled steps", 1000.0
+    ),
+    "share": Quantity("share", "%", "self time / self time of all operations", 100.0),
+}
+"""Columns of a table of operations: `operations: N` in the search file."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Study(StudySection):
+    """A checked `study:` section. Its figure: rungs, operations, lines over `x`, or bars.
+
+    `x`: a knob with numbers, or a measured number; None: bars, one for each configuration. `y`:
+    measured numbers, one panel each; empty: no figure, except for operations.
+    """
+
+    numbers: Mapping[str, Quantity]
+    """Quantities that are a number of a run of this workload: measured, or derived."""
+
+    def quantity(self, name: str) -> Quantity:
+        """Return the quantity of that name; a knob is a quantity without a unit."""
+        return {**WORDS, **self.numbers, **OPERATIONS}.get(name, Quantity(name))
+
+    @property
+    def of_operations(self) -> bool:
+        """Return whether a row is an operation instead of a configuration."""
+        return any(column in OPERATIONS for column in self.columns)
+
+    @property
+    def has_figure(self) -> bool:
+        """Return whether it ends with a figure."""
+        return bool(self.y) or self.of_operations
+
+
+def _check_names(study: Study, where: str, workload: Workload) -> None:
+    """Raise `ConfigError` for a name that does not exist, is given twice, or means two things."""
+    numbers, knobs = study.numbers, workload.schema.knobs
+    for key, kind, names, allowed in (
+        ("columns", "knob or quantity", study.columns, [*WORDS, *numbers, *OPERATIONS, *knobs]),
+        ("x", "knob or measured number", () if study.x is None else (study.x,), [*numbers, *knobs]),
+        ("y", "measured number", study.y, [*numbers]),
+    ):
+        for name in names:
+            at = f"{where}: {key}: {name!r}"
+            if name not in allowed:
+                raise ConfigError(f"{at}: no such {kind}; {nearest(name, allowed)}")
+            refuse(names.count(name) > 1, f"{at} is given twice")
+            both = name in knobs and name in {**WORDS, **numbers, **OPERATIONS}
+            refuse(both, f"{at} is a quantity and a knob of {workload.title}; rename the knob")
+    for key, names in (("columns", study.columns), ("y", study.y)):
+        for name in names if study.of_operations else ():
+            at = f"{where}: {key}: {name!r}"
+            refuse(name in numbers, f"{at} is a quantity of a whole step, not of an operation")
+
+
+def parse_study(
+    content: Mapping[str, Any],
+    source: str,
+    workload: Workload,
+    ladder: bool = False,
+    operations: int = 0,
+) -> Study:
+    """Check a `study:` section; `ladder`: the search has one; `operations`: profiled steps.
+
+    Raises `ConfigError` that names file, key, value and the allowed values.
+    """
+    where, knobs = f"{source}: study", workload.schema.knobs
+    lines = dataclasses.asdict(checked(StudySection, content, where))
+    study = Study(**lines, numbers=cfg.quantities(workload) | in_units(DERIVED, workload.unit))
+    _check_names(study, where, workload)
+    # The table fits what is measured
+    for name in study.columns:
+        unmeasured = name in OPERATIONS and not operations
+        refuse(unmeasured, f"{where}: columns: {name!r} needs operations: in the search file")
+    # The axes fit each other and the form of the search
+    words = study.x in knobs and knobs[study.x].kind not in ("int", "float")
+    bars = "without x: there is a bar for each configuration"
+    refuse(words, f"{where}: x: {study.x!r} holds no numbers; {bars}")
+    lonely = study.x is not None and not study.y
+    refuse(lonely, f"{where}: x: {study.x!r} needs y: as well, e.g. y: samples_per_s")
+    axis = f"y: {', '.join(study.y)}" if study.x is None else f"x: {study.x}"
+    more = ladder and (study.x is not None or len(study.y) > 1)
+    refuse(more, f"{where}: {axis}: the figure of a ladder needs one name under y:, and no x:")
+    return study

@@ -106,7 +106,7 @@ def described(
     space: SearchSpace, content: Mapping[str, Any], level: float | None = None
 ) -> Experiment:
     """Return what the folder of a space says, whose search file has this content; see `create`."""
-    elsewhere = {"workload", "base", "fixed", "baseline", "objective", "budget", "early_stopping"}
+    elsewhere = {"workload", "fixed", "baseline", "objective", "budget", "early_stopping"}
     elsewhere |= {"track", "at_once"} | ({"seeds"} if level is not None else set())
     budget, objective = space.budget, space.workload.objective
     by_time = space.target is not None
@@ -117,7 +117,7 @@ def described(
         mode=objective.mode if by_time else space.mode,
         cost=space.cost,
         space={key: value for key, value in content.items() if key not in elsewhere}
-        | {"base": "baseline.yaml", "seed": space.seed},
+        | {"workload": "baseline.yaml", "seed": space.seed},
         limit=Limit(
             budget=budget.per_trial_s,
             unit=budget.unit,
