@@ -158,16 +158,16 @@ def validated(kind: type[_T], content: Mapping[str, Any], where: str) -> _T:
     try:
         return TypeAdapter(kind).validate_python(content)
     except pydantic.ValidationError as error:
-        keys = vars(kind)["__pydantic_fields__"]
-        lines = dict.fromkeys(_explain(detail, keys, where) for detail in error.errors())
-        raise ConfigError("\n".join(lines)) from None
+        lines = (_explain(detail, kind, where) for detail in error.errors())
+        raise ConfigError("\n".join(dict.fromkeys(lines))) from None
 
 
-def _explain(detail: Any, keys: Collection[str], where: str) -> str:
+def _explain(detail: Any, section: type, where: str) -> str:
     """Return one line for one pydantic error: place, value, what is allowed."""
     path, kind, value = detail["loc"], detail["type"], detail["input"]
     if kind in ("extra_forbidden", "unexpected_keyword_argument", "invalid_key"):
-        return f"{where}: {path[0]}: no such key; {nearest(str(path[0]), keys)}"
+        hint = nearest(str(path[0]), vars(section)["__pydantic_fields__"])
+        return f"{where}: {path[0]}: no such key; {hint}"
     if path[-1:] == ("[key]",):
         return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
     place = where + "".join(f"[{part}]" if isinstance(part, int) else f": {part}" for part in path)
@@ -175,9 +175,8 @@ def _explain(detail: Any, keys: Collection[str], where: str) -> str:
         return f"{place}: is missing"
     if kind == "value_error":
         return f"{place}: {value!r} {detail['ctx']['error']}"
-    if kind in ("dict_type", "dataclass_type"):
-        return f"{place}: {value!r} is not allowed; allowed: `key: value` lines"
-    return f"{place}: {value!r} is not allowed; allowed: {detail['msg']}"
+    allowed = "`key: value` lines" if kind in ("dict_type", "dataclass_type") else detail["msg"]
+    return f"{place}: {value!r} is not allowed; allowed: {allowed}"
 
 
 def unwrap(annotation: Any) -> tuple[Any, list[Any]]:

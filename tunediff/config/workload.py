@@ -337,16 +337,14 @@ def baseline(name: str, where: str = "workload", folder: Path = Path()) -> Any:
 
 
 def _baseline(workload: Workload, values: Values | Mapping[str, Any], where: str) -> Any:
-    start = {**getattr(workload.declared, "BASELINE", {}), **values}
-    return override(workload.schema.default(), start, where=where, check=False)
+    values = {**getattr(workload.declared, "BASELINE", {}), **values}
+    return override(workload.schema.default(), values, where=where, check=False)
 
 
 def named_in(content: Lines, where: str, folder: Path = Path()) -> Workload:
     """Take the workload's name out of a configuration's content. Raises `ConfigError`."""
-    missing = (
-        f"is missing: which training are these knobs of? allowed: {', '.join(SHIPPED)}, {FILES}"
-    )
-    refuse("workload" not in content, f"{where}: workload: {missing}")
+    allowed = f"allowed: {', '.join(SHIPPED)}, {FILES}"
+    refuse("workload" not in content, f"{where}: workload: is missing; {allowed}")
     return find(str(content.pop("workload")), where, folder)
 
 

@@ -38,7 +38,6 @@ from tunediff.core.refusals import check_name, check_new, timed_name, writing
 from tunediff.core.text import rounded
 from tunediff.core.trial_record import JOURNAL, TrialRecord
 from tunediff.experiment import model
-from tunediff.experiment.model import CONFIG, SIDES
 from tunediff.proof import frozen_code, locked_judge
 from tunediff.proof.frozen_code import sha256
 from tunediff.report import reading, text
@@ -69,8 +68,8 @@ def write(folder: Path, out: Path) -> None:
     """Write into `out` what proves the comparison in `folder`. Raises `OSError`, `ConfigError`."""
     comparison = Comparison.read(folder)
     paths = [folder / name for name in FILES]
-    for side in SIDES:
-        paths += [folder / side / CONFIG]
+    for side in model.SIDES:
+        paths += [folder / side / model.CONFIG]
         paths += frozen_code.regular_files(folder / side / FOLDER)
     for name in (JOURNAL, LOG, locked_judge.LOG):
         paths += (folder / "trials").glob(f"t*/{name}")
@@ -107,7 +106,7 @@ def _copy_sources(comparison: Comparison, out: Path) -> tuple[list[str], dict[st
     """Copy the files of both commands. Return the sides whose files have changed meanwhile, and
     the files that are too large, with size in bytes and digest."""
     changed, large = dict[str, None](), dict[str, Any]()
-    for side in SIDES if sides.of_commands(comparison.folder) else ():
+    for side in model.SIDES if sides.of_commands(comparison.folder) else ():
         code = sides.content(comparison.folder, sides.CODE)[side]
         with contextlib.ExitStack() as undo:
             runs_in = frozen_code.working_folder(comparison.folder / side)
@@ -168,7 +167,7 @@ def verify(folder: Path) -> CheckedFolder:
     seeds = {"first_seed": code["first_seed"], "seeds_drawn": code["drawn"]}
     computed = measured(comparison)
     computed["sides"] |= seeds
-    for side, candidate in zip(SIDES, computed["candidates"], strict=True):
+    for side, candidate in zip(model.SIDES, computed["candidates"], strict=True):
         candidate["name"] = comparison.experiment.candidates[side]
         candidate["digest"] = code[side]["digest"]
     faults = [
@@ -272,7 +271,7 @@ def _other_comment(file: Path, comparison: Comparison) -> Iterator[str]:
 
 def _other_code(folder: Path, code: Mapping[str, Any], large: Mapping[str, Any]) -> Iterator[str]:
     """Yield what contradicts the digests of the code: files, configurations, and the first seed."""
-    for side in SIDES:
+    for side in model.SIDES:
         copied = frozen_code.SideCode.of(folder / side)
         files = {**copied.files, **frozen_code.digests(folder / side, worktrees.SOURCE)}
         frozen = code[side]["files"]
@@ -286,7 +285,7 @@ def _other_code(folder: Path, code: Mapping[str, Any], large: Mapping[str, Any])
         recomputed = dataclasses.replace(copied, files=files).digest
         if recomputed != code[side]["digest"]:
             yield f"{side}: its digest is not that of its files and its configuration"
-    digests, first = [code[side]["digest"] for side in SIDES], code["first_seed"]
+    digests, first = [code[side]["digest"] for side in model.SIDES], code["first_seed"]
     if code["drawn"] and first != frozen_code.drawn_seed(digests):
         yield f"first_seed: {first} does not follow from the digests of the code"
 
@@ -294,8 +293,8 @@ def _other_code(folder: Path, code: Mapping[str, Any], large: Mapping[str, Any])
 def _other_runs(comparison: Comparison, code: Mapping[str, Any]) -> Iterator[str]:
     """Yield what contradicts the side of a run: its name, configuration, seed and log."""
     folder = comparison.folder
-    for row, side in enumerate(SIDES):
-        expected = cfg.flatten(cfg.read_yaml(folder / side / CONFIG))
+    for row, side in enumerate(model.SIDES):
+        expected = cfg.flatten(cfg.read_yaml(folder / side / model.CONFIG))
         expected = {
             k: v for k, v in expected.items() if k not in (cfg.FORMAT_KEY, "workload", "seed")
         }
@@ -308,7 +307,7 @@ def _other_runs(comparison: Comparison, code: Mapping[str, Any]) -> Iterator[str
                 yield f"{run.name}: is a run of {run.drawn.get('side')}, not of {side}"
             for knob, value in expected.items():
                 if (ran := run.config.get(knob)) != value:
-                    yield f"{run.name}: {knob} was {ran}, not {value} as in {side}/{CONFIG}"
+                    yield f"{run.name}: {knob} was {ran}, not {value} as in {side}/{model.CONFIG}"
             seed = (
                 code["first_seed"]
                 + number
@@ -364,12 +363,12 @@ def reproduce(source: Path, storage: Path, name: str | None, say: Callable[[str]
     check_name(name)
     check_new(folder)
     new = folder.with_name(f".{folder.name}-{os.getpid()}")
-    parts = (model.FILE, sides.CODE, JUDGE, HOLDOUT, *SIDES)
+    parts = (model.FILE, sides.CODE, JUDGE, HOLDOUT, *model.SIDES)
     with writing("--storage", folder):
         for file in checked.files:  # what has a digest, and nothing else
             if file.partition("/")[0] in parts:
                 copy(source / file, new / file)
-        for side in SIDES:
+        for side in model.SIDES:
             _run_in_copy(new / side, folder / side)
         new.rename(folder)
     a, b = checked.comparison.names
