@@ -59,7 +59,7 @@ def test_configurations_travel_to_other_processes():
         ("loader.workers: 1\nloader.workers: 2", "'loader.workers' is given twice"),
         ("workload: diffusion\nloader.workers: 1\nloader: {workers: 2}", ": loader.workers: is given twice, 1 and 2"),
         ("workload: diffusion\nloader: {wrkers: 2}", "loader.wrkers: no such knob; did you mean loader.workers"),
-        ("loader: {workers: 2}", "workload: is missing: which training are these knobs of? allowed: diffusion"),
+        ("loader: {workers: 2}", "workload: is missing; allowed: diffusion"),
         ("workload: sudoku", "workload: unknown name 'sudoku'; allowed: diffusion"),
         ("data: !!python/object/apply:os.system [ls]", "is not valid YAML"),
     ],
