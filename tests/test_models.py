@@ -150,7 +150,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     folder = run_folder(tmp_path / "run", tiny())
     file = folder / "weights.safetensors"
     save_file(network(tiny(model__channels=16)).state_dict(), file)
-    with pytest.raises(cfg.ConfigError, match=f"{file}: time.linear1.weight has shape 64×16; the model of .* has 32×8"):
+    with pytest.raises(cfg.ConfigError, match=f"{file}: .* size mismatch for time.linear1.weight"):
         models.find("run", tmp_path).network("cpu")
     file.write_bytes(b"torn")
     with pytest.raises(cfg.ConfigError, match=f"{file}: is damaged"):

@@ -48,16 +48,16 @@ class Saved:
         import torch
 
         from tunediff.training import adapters, judging
-        from tunediff.training.weights import check_fit
+        from tunediff.training.weights import refused
 
         weights = self.state()
         if (build := cfg.of(self.config).get_hook("network")) is None:
             network = judging.built(self.config, weights)
         else:
             network = build(self.config.knobs)
-            check_fit(weights, network, str(self.weights))
             adapters.note_base(network)
-            adapters.put_into(network, weights)
+            with refused(str(self.weights)):
+                adapters.put_into(network, weights)
         if self.config.memory.channels_last:
             network.to(memory_format=torch.channels_last)
         return network.to(device).eval().requires_grad_(False)

@@ -114,6 +114,8 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
 def _weights(path: Path, config: Systems) -> Any:
     """Return the weights to start from. Raises `ConfigError`."""
     tensors = weights.read(path)
-    if (network := cfg.of(config).get_hook("network")) is not None:
-        weights.check_fit(tensors, network(config.knobs), str(path))
+    make = cfg.of(config).get_hook("network")
+    if make is not None and weights.FROZEN_BASE not in tensors:
+        with weights.refused(str(path)):
+            make(config.knobs).load_state_dict(tensors)
     return tensors

@@ -20,7 +20,7 @@ from tunediff.evaluation.image_networks import Classifier as Classifier
 from tunediff.evaluation.image_networks import Random
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.training.precision import evaluation_precision
-from tunediff.training.weights import check_fit
+from tunediff.training.weights import refused
 
 
 def build(evaluation: Evaluation, images: Images, device: torch.device | str) -> Extractor:
@@ -98,10 +98,10 @@ class Resnet(Extractor):
         with torch.device("meta"):
             network = networks.resnet18(trained.width, 3, self.classes)
         stored = safetensors.torch.load_file(trained.path)
-        check_fit(stored, network, f"evaluation.weights_path: {trained.path}")
         for name, tensor in stored.items():  # 16-bit numbers, and counts of batches
             stored[name] = tensor.float() if tensor.is_floating_point() else tensor
-        network.load_state_dict(stored, assign=True)
+        with refused(f"evaluation.weights_path: {trained.path}"):
+            network.load_state_dict(stored, assign=True)
         network.to(memory_format=torch.channels_last)  # 1.5 times as fast on a CPU
         network.requires_grad_(False).eval().to(device)
         self._body, self._head = network[:-1], network[-1]

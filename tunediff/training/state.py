@@ -3,6 +3,7 @@ follows from it. And the file that holds it, the checkpoint."""
 
 from __future__ import annotations
 
+import _codecs
 import copy
 import dataclasses
 import errno
@@ -23,6 +24,12 @@ from tunediff.data.items import mix, with_values
 from tunediff.distributed import World
 from tunediff.training import adapters, memory
 from tunediff.training.strategies import Single
+
+NUMPY: list[Any] = [
+    np.float64(0).__reduce__()[0], np.dtype, _codecs.encode,
+    *{type(np.dtype(kind)) for kind in np.sctypeDict.values()},
+]  # fmt: skip
+"""What numpy's numbers are made of: `lr * np.cos(…)` puts them into an optimizer's state."""
 
 
 class Stateful(Protocol):
@@ -200,8 +207,7 @@ def broadcast(state: Any, world: World) -> Any:
 # ---- the file
 def save(state: Mapping[str, Any], folder: Path) -> None:
     """Write a checkpoint. Raises `OSError` when the disk is full; the previous one then stays."""
-    content = without_numpy_scalars(state)
-    write_atomically(folder / CHECKPOINT, lambda file: torch.save(content, file), durable=True)
+    write_atomically(folder / CHECKPOINT, lambda file: torch.save(state, file), durable=True)
 
 
 def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, Any] | None:
@@ -214,7 +220,10 @@ def load(folder: Path, explain: Callable[[str], object] = print) -> dict[str, An
     if not path.exists():
         return None
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)  # runs no code of a file
+        with torch.serialization.safe_globals(NUMPY):
+            state = torch.load(
+                path, map_location="cpu", weights_only=True
+            )  # runs no code of a file
     except Exception as error:  # a damaged archive raises many things; each means the same
         if memory.is_oom(error):
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from error
@@ -245,19 +254,3 @@ def set_aside(folder: Path) -> None:
     """Rename a checkpoint that is of no use, so that the next one does not replace it."""
     path = folder / CHECKPOINT
     path.rename(path.with_suffix(".damaged"))
-
-
-def without_numpy_scalars(state: Any) -> Any:
-    """Return `state` with Python numbers for numpy's scalars, which `weights_only` refuses to read.
-
-    `lr * np.cos(…)` puts them into an optimizer's state, and they may be keys.
-    """
-    if isinstance(state, np.generic) or (isinstance(state, np.ndarray) and state.ndim == 0):
-        return state.item()
-    if isinstance(state, dict) and any(isinstance(key, np.generic) for key in state):
-        state = type(state)((without_numpy_scalars(key), value) for key, value in state.items())
-    if isinstance(state, Mapping):
-        return with_values(state, without_numpy_scalars)
-    if type(state) in (list, tuple):
-        return type(state)(map(without_numpy_scalars, state))
-    return state

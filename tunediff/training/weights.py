@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as to_safetensors
-from torch import Tensor, nn
+from torch import Tensor
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems
@@ -109,28 +110,11 @@ def read(path: Path) -> dict[str, Any]:
     return content
 
 
-def check_fit(weights: Mapping[str, Any], model: nn.Module, where: str) -> None:
-    """Raise `ConfigError` for the first weight that is missing, extra or misshapen."""
-    expected = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    for name, shape in expected.items():
-        if name not in weights:
-            if FROZEN_BASE in weights:
-                continue  # `adapters.put_into` tells the base from what must be there
-            raise ConfigError(f"{where}: {name} is missing; the model of this configuration has it")
-        if (actual := shape_of(weights[name])) != shape:
-            has = f"has shape {words(actual)}; the model of this configuration has {words(shape)}"
-            raise ConfigError(f"{where}: {name} {has}")
-    if extra := next(
-        (name for name in weights if name not in expected and name != FROZEN_BASE), None
-    ):
-        raise ConfigError(f"{where}: {extra} has no place in the model of this configuration")
-
-
-def shape_of(tensor: Any) -> tuple[int, ...]:
-    """Return the shape of a tensor; () for other plain data, which a .bin may hold."""
-    return tuple(getattr(tensor, "shape", ()))
-
-
-def words(shape: tuple[int, ...]) -> str:
-    """Return a shape in words: `3×8×8`."""
-    return "×".join(map(str, shape)) or "()"
+@contextlib.contextmanager
+def refused(where: str) -> Iterator[None]:
+    """Raise `ConfigError` for weights that a model does not take inside: `load_state_dict` names
+    those that are missing, extra or misshapen."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ConfigError(f"{where}: {' '.join(str(error).split())}") from None
