@@ -112,3 +112,19 @@ def test_a_model_that_gives_no_images_fails(run, capsys):
     assert sample.main(["small", "--images", "2"]) == 1
     assert "error: non-finite values in generated images 0…1" in capsys.readouterr().err
     assert not list(run.glob("*.png"))
+
+
+def test_a_first_sheet_of_few_steps_comes_before_one_of_many(run, capsys, monkeypatch):
+    monkeypatch.setattr(sample, "MANY_STEPS", 49)
+    assert sample.main(["small"]) == 0
+    out, err = capsys.readouterr()
+    first, full = run / "samples-small-ddim.png", run / "samples-small-ddpm.png"
+    assert (f"16 images by ddim, 10 steps, linear, eta 0: {first.relative_to(Path.cwd())}" in err, "ddim" in out) == (
+        True,
+        False,
+    )
+    assert (Image.open(first).size, Image.open(full).size) == ((8 * 34 + 2, 2 * 34 + 2), (8 * 34 + 2, 8 * 34 + 2))
+    cell = np.asarray(Image.open(first))[2 + 34 : 34 + 34, 2 : 2 + 32]
+    assert_same(cell[::4, ::4, None], expected(9, sampler="ddim", steps=10)[8])
+    drawn(capsys, "--out", "drawn", "--images", "2")
+    assert (len(list(Path("drawn").iterdir())), len(list(run.glob("*.png")))) == (2, 2), "files need no first sheet"

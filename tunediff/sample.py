@@ -1,12 +1,14 @@
 """Draw images from a saved model: `python -m tunediff.sample RUN`.
 
-RUN is a training folder, a search (its best trial), NAME/t0003 or an exported best.yaml. Image
+RUN is a training folder, a search (its best trial), NAME/t0003 or an exported best.yaml. Before a
+sheet of more than 100 steps a first one of 16 images and 10 steps is written, in seconds. Image
 number i is the same whatever the batch size and the number of processes: alone, or as `torchrun
 --nproc-per-node N -m tunediff.sample …`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import sys
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import cli, models
 from tunediff.core.files import numbered
 from tunediff.core.options import REQUIRED, JsonOptions, StorageOptions, option
+from tunediff.core.progress import EventLines
 from tunediff.core.refusals import check_writable
 from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import Evaluation
@@ -26,8 +29,15 @@ from tunediff.workloads import drawing
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from tunediff.distributed import World
+    from tunediff.evaluation.generation import SampleRequest
+
 BATCH_SIZE = 64
 """Images at once on each process, where a workload has no `evaluation.batch_size`."""
+MANY_STEPS = 100
+"""Of a sampler, above which a first sheet is drawn before."""
+FIRST_IMAGES, FIRST_SHEET = 16, {"sampler": "ddim", "steps": 10, "skip": "linear", "eta": 0.0}
+"""Images of the first sheet, and how they are drawn: seconds on a CPU."""
 
 
 class SampleOptions(drawing.SamplerOptions, JsonOptions, StorageOptions):
@@ -75,41 +85,61 @@ def _configure(config: Any, options: SampleOptions) -> tuple[Any, int, int]:
 
 
 def _sample(model: Saved, config: Any, seed: int, batch_size: int, options: SampleOptions) -> None:
-    """Draw the images, write them into a folder or as one sheet, and print where they are."""
-    import torch
+    """Draw the images, write them into a folder or as one sheet, and print where they are.
 
+    Before a sheet that takes many steps a first one of few images and steps is written, and said.
+    """
     from tunediff.distributed import from_environment
     from tunediff.evaluation.generation import SampleRequest
     from tunediff.training import memory
-    from tunediff.training.observer import image_grid
 
     sampler, n, out = drawing.describe_sampler(config), options.images, options.out
-    folder = out if out is not None and not out.suffix else None
-    parts: list[tuple[int, Tensor]] = []
+    folder, stem = (out.parent, out.stem) if out else (model.folder, f"samples-{model.name}")
+
+    def sheet(name: str) -> Path:
+        names = numbered(folder, f"{stem}-{name}", ".png")
+        return next(path for path in names if not path.exists())
+
     with from_environment() as world:
         memory.keep_freed(config.memory.keep_freed, world.device)
         request = SampleRequest(n, seed, batch_size, world.device, world.rank, world.size)
-
-        def receive(start: int, images: Tensor) -> None:
-            if folder is None:
-                parts.append((start, images.cpu()))
-
-        network = model.network(world.device)
-        seconds = drawing.draw(network, config, request, world, folder, receive)
-        # uint8 [n, C, H, W] in the order of their numbers
-        of_all = sorted(itertools.chain(*world.gather(parts)), key=lambda part: part[0])
-        if not world.main:
-            return
-        names = numbered(model.folder, f"samples-{model.name}-{sampler['name']}", ".png")
-        path = out or next(path for path in names if not path.exists())
-        if folder is None:
-            images = torch.cat([images for _, images in of_all])
-            image_grid(images, path, max(8, math.isqrt(n - 1) + 1))
+        network, path = model.network(world.device), out or sheet(sampler["name"])
+        if path.suffix and sampler.get("steps", 0) > MANY_STEPS:
+            first, quick = sheet("ddim"), drawing.with_evaluation(config, FIRST_SHEET)
+            few = dataclasses.replace(request, images=min(n, FIRST_IMAGES))
+            _draw(network, quick, few, world, first)
+            how = drawing.format_sampler(drawing.describe_sampler(quick))
+            EventLines(on_stderr=True, quiet=not world.main).say(
+                f"first sheet: {few.images} images by {how}: {first}", timed=False
+            )
+        seconds = _draw(network, config, request, world, path)
+    if world.main:
         lines = {
             "images": n, "sampler": drawing.format_sampler(sampler), "seed": seed,
             "seconds": seconds, "images_per_s": n / seconds, "path": path,
         }  # fmt: skip
         cli.result(lines, options.as_json, lines | {"sampler": sampler, "path": path.absolute()})
+
+
+def _draw(network: Any, config: Any, request: SampleRequest, world: World, path: Path) -> float:
+    """Draw images into a folder, or as one sheet if `path` has a suffix; return the seconds."""
+    import torch
+
+    from tunediff.training.observer import image_grid
+
+    parts, folder = list[Any](), None if path.suffix else path
+
+    def receive(start: int, images: Tensor) -> None:
+        if folder is None:
+            parts.append((start, images.cpu()))
+
+    seconds = drawing.draw(network, config, request, world, folder, receive)
+    # uint8 [n, C, H, W] in the order of their numbers
+    of_all = sorted(itertools.chain(*world.gather(parts)), key=lambda part: part[0])
+    if world.main and folder is None:
+        images = torch.cat([images for _, images in of_all])
+        image_grid(images, path, max(8, math.isqrt(request.images - 1) + 1))
+    return seconds
 
 
 if __name__ == "__main__":
