@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -25,7 +24,10 @@ from tunediff.data.knobs import Data
 
 log = logging.getLogger(__name__)
 
-_CACHE_VERSION = 3  # raise it when the same file would decode to other pixels
+_CACHE_VERSION = 4  # raise it when the same file would decode to other pixels
+
+Decoded = tuple[Pixels, npt.NDArray[np.bool_]]
+"""Pixels of files, and which of them hold an image."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -39,25 +41,19 @@ class Images:
     labels: Tensor | None
     """int64 [N], class numbers from 0; None without classes."""
     class_names: tuple[str, ...]
-    skipped: tuple[tuple[str, str], ...]
-    """(file, reason) of every file that was found and is not among the images."""
+    skipped: tuple[str, ...]
+    """Files that were found and hold no image."""
     digest: str
     """sha256 of shape and pixels, hex: equal for equal images in equal order."""
 
     @property
     def summary(self) -> list[str]:
         """Return lines about the set: how many images, what was skipped, and why."""
-        side, reasons = self.pixels.shape[-1], dict[str, list[str]]()
-        for name, reason in self.skipped:
-            reasons.setdefault(reason, []).append(name)
+        side, count = self.pixels.shape[-1], len(self.skipped)
         lines = [f"data: {len(self):,} images at {side}×{side} ({self.name})"]
-        if self.skipped:
-            named = "; ".join(
-                f"{len(names):,} {reason}: {', '.join(names[:3])}{', …' * (len(names) > 3)}"
-                for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1]))
-            )
-            total = len(self.skipped) + len(self)
-            lines.append(f"skipped {len(self.skipped):,} of {total:,} files: {named}")
+        if count:
+            shown = ", ".join(self.skipped[:5]) + ", …" * (count > 5)
+            lines.append(f"skipped {count:,} of {count + len(self):,} files, no images: {shown}")
         return lines
 
     def __len__(self) -> int:
@@ -100,7 +96,7 @@ def _images(
     pixels: Pixels,
     labels: npt.NDArray[np.int64] | None,
     class_names: Iterable[str] = (),
-    skipped: Iterable[tuple[str, str]] = (),
+    skipped: Iterable[str] = (),
 ) -> Images:
     pixels = np.ascontiguousarray(pixels)
     content = hashlib.sha256(repr(pixels.shape).encode())
@@ -138,24 +134,13 @@ def _digits(data: Data) -> Images:
 def _cifar10(data: Data, root: Path) -> Images:
     """Load torchvision's CIFAR-10, downloaded into `root` where missing, with its checksums."""
     from torchvision.datasets import CIFAR10
-    from torchvision.datasets.utils import check_integrity
 
     parts = {"train": [True], "test": [False], "all": [True, False]}[data.split]
-
-    def read(download: bool) -> list[Any]:
-        return [CIFAR10(str(root), train=train, download=download) for train in parts]
-
     with locked(root / "cifar10"):
-        try:
-            try:
-                sets = read(download=False)
-            except RuntimeError:  # missing, damaged, or not unpacked yet
-                if not check_integrity(str(root / CIFAR10.filename), CIFAR10.tgz_md5):
-                    sources.require_cifar10_server(data)
-                    log.info("downloading CIFAR-10 (163 MiB) into %s", root)
-                sets = read(download=True)
-        except (OSError, RuntimeError, EOFError, HTTPException) as error:
-            sources.refuse_cifar10(data, error)
+        if not sources.holds_cifar10(root):
+            sources.require_cifar10_server(data)
+            log.info("downloading CIFAR-10 (163 MiB) into %s", root)
+        sets: list[Any] = [CIFAR10(str(root), train=train, download=True) for train in parts]
     pixels = np.concatenate([part.data for part in sets])  # [N, 32, 32, 3]
     labels = np.concatenate([np.asarray(part.targets) for part in sets])
     chosen = _chosen(len(pixels), data.max_images)
@@ -165,26 +150,28 @@ def _cifar10(data: Data, root: Path) -> Images:
 
 # ---- image files
 def _files(data: Data, listing: sources.Listing) -> Images:
-    name = f"{data.name} {listing.path}"
+    chosen = _chosen(len(listing.names), data.max_images)
+    names = np.asarray(listing.names)[chosen]
 
-    def read(path: Path) -> Images:
+    def read(path: Path) -> Decoded:
         with np.load(path, allow_pickle=False) as stored:
-            texts = json.loads(str(stored["texts"]))
-            labels = stored["labels"] if texts["class_names"] else None
-            skipped = [(file, why) for file, why in texts["skipped"]]
-            return _images(name, stored["pixels"], labels, texts["class_names"], skipped)
+            return stored["pixels"], stored["readable"]
 
-    def write(file: BinaryIO, images: Images) -> None:
-        texts = {part: getattr(images, part) for part in ("class_names", "skipped")}
-        labels = images.labels if images.labels is not None else torch.zeros(0, dtype=torch.int64)
-        np.savez(file, pixels=images.pixels, labels=labels, texts=np.array(json.dumps(texts)))
+    def write(file: BinaryIO, decoded: Decoded) -> None:
+        np.savez(file, pixels=decoded[0], readable=decoded[1])
 
-    images = once(_cache(data, listing), read, lambda: _decode(name, data, listing), write)
-    if len(images) < 2:
-        shown = "; ".join(f"{name}: {reason}" for name, reason in images.skipped[:3])
-        why = f"{len(images)} readable images; allowed: at least 2 (skipped: {shown})"
+    def decode() -> Decoded:
+        return decode_files(data, listing.path, names.tolist())
+
+    pixels, readable = once(_cache(data, listing), read, decode, write)
+    skipped = sorted([*listing.skipped, *names[~readable].tolist()])
+    if (count := int(readable.sum())) < 2:
+        why = f"{count} readable images; allowed: at least 2 (skipped: {'; '.join(skipped[:3])})"
         sources.refuse("path", listing.path, why)
-    return images
+    if count < len(names):
+        pixels, chosen = pixels[readable], chosen[readable]
+    labels = None if listing.labels is None else np.asarray(listing.labels)[chosen]
+    return _images(f"{data.name} {listing.path}", pixels, labels, listing.class_names, skipped)
 
 
 def _cache(data: Data, listing: sources.Listing) -> Path:
@@ -192,22 +179,3 @@ def _cache(data: Data, listing: sources.Listing) -> Path:
     setting += [data.image_size, data.channels, data.max_images]
     key = hashlib.sha256(json.dumps(setting).encode()).hexdigest()[:16]
     return cache_dir() / f"images-{key}.npz"
-
-
-def _decode(name: str, data: Data, listing: sources.Listing) -> Images:
-    """Decode the chosen files of a listing; those that cannot be decoded are noted as skipped."""
-    chosen: list[int] = _chosen(len(listing.names), data.max_images).tolist()
-    names = [listing.names[index] for index in chosen]
-    pixels, reasons = decode_files(data, listing.path, names)
-    readable = [index for index, why in enumerate(reasons) if not why]
-    failed = [(name, why) for name, why in zip(names, reasons, strict=True) if why]
-    labels = None
-    if listing.labels is not None:
-        labels = np.asarray([listing.labels[chosen[index]] for index in readable], np.int64)
-    return _images(
-        name,
-        pixels[readable] if failed else pixels,
-        labels,
-        listing.class_names,
-        sorted([*listing.skipped, *failed]),
-    )

@@ -38,8 +38,8 @@ class Listing:
     labels: tuple[int, ...] | None
     """Class number of each file by its folder; None unless all are in two or more folders."""
     class_names: tuple[str, ...]
-    skipped: tuple[tuple[str, str], ...]
-    """(file, reason) of files that are no images by their name."""
+    skipped: tuple[str, ...]
+    """Files that are no images by their name, or lie outside the splits."""
     stamp: str
     """Hex digest that changes when a file is added, removed or rewritten."""
 
@@ -96,7 +96,7 @@ def cifar10_root(data: Data) -> Path | None:
     if os.path.isfile(path) or path.suffix == ".zip":
         return None
     if os.path.isdir(path) and not holds_cifar10(path):
-        has_images = any(not _why_not(name) for name, _ in _folder_files(path))
+        has_images = any(_is_image(name) for name, _ in _folder_files(path))
         return None if has_images else path
     return path
 
@@ -112,19 +112,13 @@ def require_cifar10_server(data: Data) -> None:
     try:
         urllib.request.urlopen(request, timeout=NETWORK_TIMEOUT_S).close()
     except OSError as error:
-        refuse_cifar10(data, error)
-
-
-def refuse_cifar10(data: Data, error: Exception) -> NoReturn:
-    """Raise the `ConfigError` for a CIFAR-10 that is missing or damaged."""
-    refuse(
-        "path",
-        data.path,
-        f"CIFAR-10 is missing or damaged and cannot be downloaded from {CIFAR10_URL} ({error});"
-        f" allowed: run once with a network, or set data.path to a folder with"
-        f" {CIFAR10_FOLDER}/, or"
-        " to a folder or .zip of its images",
-    )
+        refuse(
+            "path",
+            data.path,
+            f"CIFAR-10 is missing and cannot be downloaded from {CIFAR10_URL} ({error}); allowed:"
+            f" run once with a network, or set data.path to a folder with {CIFAR10_FOLDER}/, or to"
+            " a folder or .zip of its images",
+        )
 
 
 # ---- image files
@@ -152,9 +146,8 @@ def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]]) -> Listi
 
     `files`: every file below `path`, sorted, with two numbers that a rewrite changes.
     """
-    reasons = {name: _why_not(name) for name in files}
-    skipped = [(name, reason) for name, reason in reasons.items() if reason]
-    names = [name for name in files if not reasons[name]]
+    names = [name for name in files if _is_image(name)]
+    skipped = [name for name in files if not _is_image(name)]
 
     # ---- splits. Archives often wrap everything: cifar10-images/train/airplane/0001.jpg.
     both, depth = {"train", "test"}, 0
@@ -162,9 +155,8 @@ def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]]) -> Listi
         depth += 1
     if tops & both:
         splits = both if data.split == "all" else {data.split}
-        outside = [name for name in names if _part(name, depth) not in both]
-        skipped += [(name, "outside train/ and test/") for name in outside]
-        skipped = [one for one in skipped if _part(one[0], depth) not in both - splits]
+        skipped += [name for name in names if _part(name, depth) not in both]
+        skipped = [name for name in skipped if _part(name, depth) not in both - splits]
         names = [name for name in names if _part(name, depth) in splits]
         depth += 1
     elif names and data.split == "test":
@@ -187,12 +179,10 @@ def _listing(data: Data, path: Path, files: dict[str, tuple[int, int]]) -> Listi
     )
 
 
-def _why_not(name: str) -> str:
-    """Return why a file is no image by its name; '' if it is one."""
-    if name.startswith((".", "__MACOSX/")) or "/." in name or "/__MACOSX/" in name:
-        return "hidden file"
-    suffix = os.path.splitext(name)[1]
-    return "" if suffix.lower() in SUFFIXES else f"not an image file ({suffix or 'no suffix'})"
+def _is_image(name: str) -> bool:
+    """Return whether a file is an image by its name, and not hidden."""
+    is_hidden = name.startswith((".", "__MACOSX/")) or "/." in name or "/__MACOSX/" in name
+    return not is_hidden and name.lower().endswith(SUFFIXES)
 
 
 def _part(name: str, depth: int) -> str | None:
@@ -207,21 +197,14 @@ def _stat(path: Path) -> tuple[int, int]:
 
 
 def _folder_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield (relative name, (bytes, modified ns)) of each file; links are followed once."""
+    """Yield (relative name, (bytes, modified ns)) of each file; links are followed."""
     if not os.path.isdir(path):
         refuse("path", path, "there is no such file or folder; allowed: a folder or .zip of images")
 
     def unreadable(error: OSError) -> None:  # os.walk would pass over it in silence
-        why = f"the folder cannot be read ({error.strerror}); allowed: readable folders"
-        refuse("path", error.filename, why)
+        raise error
 
-    seen: set[str] = set()
-    for folder, inner, files in os.walk(path, followlinks=True, onerror=unreadable):
-        real = os.path.realpath(folder)
-        if real in seen:
-            inner.clear()
-            continue
-        seen.add(real)
+    for folder, _, files in os.walk(path, followlinks=True, onerror=unreadable):
         for file in files:
             full = Path(folder, file)
             # A dangling link stays in the list: it will be counted as unreadable.
