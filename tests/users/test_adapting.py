@@ -9,7 +9,7 @@ import pytest
 
 from tests.helpers import Told, check_here, train
 from tunediff import config as cfg
-from tunediff.inspector.watched_run import METHODS
+from tunediff.inspector.check import WARNED
 
 PLAIN = (Path(__file__).parent / "plain.py").read_text()
 PREPARED = "    net = trial.prepare(net)\n"
@@ -39,7 +39,7 @@ def test_a_model_that_is_used_through_a_method_is_told_what_to_call(tmp_path):
     )
     script = script.replace("net(x)", "net.get_value(x)").replace("net(X)", "net.get_value(X)")
     script = script.replace("return self.net.get_value(x)", "return self.net(x)")
-    assert checked(tmp_path, script)["warnings"] == [METHODS]
+    assert checked(tmp_path, script)["warnings"] == [WARNED["methods"]]
 
 
 def test_arithmetic_is_counted_by_torch_for_the_mfu(tmp_path):

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import copy
 import hashlib
+import types
+import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import torch
@@ -18,168 +20,120 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tunediff import config as cfg
 from tunediff.config import Systems
+from tunediff.core.point import Point
 from tunediff.distributed import World, world_of_environment
-from tunediff.training import adapters, prepared, weights
+from tunediff.training import prepared
 from tunediff.training.engine import Engine, Facts, Observer
 from tunediff.tuning import worker
 from tunediff.tuning.trial_spec import TrialSpec
 
-BATCHES = 3
-"""Batches that two runs are compared by."""
 FACTS = "inspected"
 """Key of the journal's event `about` that has what was watched."""
-METHODS = (
-    "the prepared model was trained through its methods and never called, and DDP and torch.compile"
-    " see calls alone: write  forward = NAME_OF_THE_METHOD  in its class, and call net(…)"
-)
-"""For models such as agents with `get_action_and_value`."""
-
-
-class _Calls:
-    """Counts calls with gradients. Copies of a model that carries it count by themselves."""
-
-    count = 0
-
-    def __call__(self, module: nn.Module, inputs: Any) -> None:
-        self.count += torch.is_grad_enabled()
 
 
 class Watch(Observer):
-    """Train; note what a run begins with, trains on and is judged by, and refuse silent mistakes.
+    """Note what a run begins with, trains on and is judged by, in its journal, for `check`."""
 
-    The facts go into the journal, where `check` compares them with those of other runs.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, interrupted: bool = False) -> None:
+        """`interrupted`: leave the run after its first point, as one whose parent was killed."""
         super().__init__()
-        self.early_steps = 0
-        """Optimizer steps before the first batch."""
+        self._interrupted, self._swapped = interrupted, False
+        self._early_steps, self._initial, self._batches = 0, "", list[str]()
+        self._trained, self._judged = weakref.WeakSet[nn.Module](), set[nn.Module]()
+        """Modules that were called with gradients, and by the last evaluation."""
         self._early = register_optimizer_step_post_hook(self._count_early)
-        self.initial = self.restored = ""
-        """Digests of the parameters before the first step, and of the exported weights when the
-        first batch is trained, after a resume."""
-        self.batches = list[str]()
-        self.makes_data = False
-        """Whether the loop draws or collects its data itself."""
-        self._judged = set[int]()
-        """Ids of the modules that the last evaluation called."""
-
-    def _count_early(self, *_: Any) -> None:
-        self.early_steps += 1
+        self._calls = register_module_forward_pre_hook(self._note_call)
 
     def close(self) -> None:
         self._early.remove()
+        self._calls.remove()
+
+    def _count_early(self, *_: Any) -> None:
+        self._early_steps += 1
+
+    def _note_call(self, module: nn.Module, inputs: Any) -> None:
+        if torch.is_grad_enabled():
+            self._trained.add(module)
 
     # ---- hooks of the training
     def after_prepare(self, run: Engine, model: nn.Module, prepared: nn.Module) -> nn.Module:
         """Return a module other than the given one, to tell which of them is trained."""
-        outer = prepared if prepared is not model else copy.copy(model)
-        outer._forward_pre_hooks = collections.OrderedDict(outer._forward_pre_hooks)
-        self._plain, self._outer = model, outer
-        self._calls, self._plain_calls = _Calls(), _Calls()
-        outer.register_forward_pre_hook(self._calls)
-        model.register_forward_pre_hook(self._plain_calls)
-        self.initial = digest(list(model.parameters()))
-        return outer
+        self._plain, self._outer = model, prepared if prepared is not model else copy.copy(model)
+        self._initial = digest_of(model)
+        return self._outer
 
     def begin(self, run: Engine) -> bool:
-        self.close()
+        self._early.remove()
         return True
 
     def batch(self, run: Engine, batch: Any) -> contextlib.AbstractContextManager[object]:
-        if not run.warming_up:
-            self.restored = self.restored or _exported(run)
-            self.makes_data = isinstance(batch, int)
-            if len(self.batches) < BATCHES and not self.makes_data:
-                self.batches.append(digest(batch))
+        if not run.warming_up and not isinstance(batch, int):  # a loop that makes its data counts
+            self._batches.append(digest(batch))
         return super().batch(run, batch)
 
     def evaluate(self, run: Engine, evaluate: Facts) -> Mapping[str, Any]:
-        """Judge. Raises `WorkloadError` where other weights are judged than those exported, such as
-        an average that is swapped in."""
-        assert run.result is not None
-        before = {id(one): digest(one) for one in run.result.parameters()}
-        parts, swapped = {id(part) for part in run.result.modules()}, list[bool]()
-        self._judged = set()
+        """Judge, and note what is called, and whether its weights are those that are exported: an
+        average may be swapped in."""
+        judge, result = run.evaluation, run.result
+        assert judge is not None
+        assert result is not None
 
-        def note(module: nn.Module, inputs: Any) -> None:
-            self._judged.add(id(module))
-            if id(module) in parts and not swapped and (own := list(module.parameters())):
-                swapped.append(any(before.get(id(one)) != digest(one) for one in own))
+        def watched() -> Mapping[str, Any]:
+            before, parts = digest_of(result), {*result.modules()}
+            self._judged = set()
 
-        hook = register_module_forward_pre_hook(note)
-        try:
-            findings = super().evaluate(run, evaluate)
-        finally:
-            hook.remove()
-        if any(swapped) and run.judged_digest is None:  # the workload has not named them itself
-            raise run.mistake(
-                "evaluate_with: judges other weights than those that are saved;"
-                " trial.export_model(model) names the model that is judged and saved, such as"
-                " averaged weights"
-            )
-        learned = _exported(run)  # an evaluation may have swapped others in, and back
-        self._note(run, {f"learned_{len(run.points) + 1}": learned})
-        return findings
+            def note(module: nn.Module, inputs: Any) -> None:
+                self._judged.add(module)
+                if module in parts:
+                    parts.clear()
+                    self._swapped |= before != digest_of(result)
+
+            with register_module_forward_pre_hook(note):
+                return judge()
+
+        with mock.patch.object(run, "evaluation", watched):
+            found = evaluate()
+        self._swapped &= run.judged_digest is None  # else the workload has named them itself
+        return found
+
+    def point(self, point: Point) -> bool:
+        if self._interrupted:
+            raise worker.ParentLostError
+        return True
 
     def after_loop(self, run: Engine) -> None:
-        if run.evaluates:
-            self._check_model(run)
-        firsts = run.world.gather(next(iter(self.batches), None))
-        facts = {
-            "initial": self.initial, "restored": self.restored, "batches": self.batches,
+        assert run.result is not None
+        learned = digest_of(self._plain)
+        called = self._outer in self._trained or run.adopted or run.strategy.owns_passes
+        known = {part for model in (run.result, self._outer) for part in model.modules()}
+        firsts = run.world.gather(next(iter(self._batches), None))
+        of_ranks = run.world.gather(digest([learned, digest_of(run.result)]))
+        found = {
+            "other_trained": not called and (self._plain in self._trained or learned == self._initial),
+            "none_changed": learned == self._initial,
+            "other_weights": self._swapped,
+            "other_judged": bool(self._judged) and not self._judged & known,
+            "ranks_differ": run.config.parallel.strategy == "ddp" and len({*of_ranks}) > 1,
+            "methods": not called,
+            "early_steps": self._early_steps > 0,
+            "seed_set": not run.seeded,
             "same_batches": run.strategy.replicas.size > 1 and len({*firsts}) == 1 and bool(firsts[0]),
-            "makes_data": self.makes_data, "called": self._called(run), "adopted": run.adopted,
-            "early_steps": self.early_steps, "seeded": run.seeded, "notes": run.notes,
+        }  # fmt: skip
+        of_all = run.world.gather([name for name, is_so in found.items() if is_so])
+        facts = {
+            "faults": [name for name in found if any(name in faults for faults in of_all)],
+            "early_steps": self._early_steps, "notes": run.notes, "adopted": run.adopted,
+            "initial": self._initial, "batches": self._batches,
             "parameters": sum(parameter.numel() for parameter in self._plain.parameters()),
             "saved_parameters": sum(tensor.numel() for tensor in (run.judged or {}).values()),
             "exact": run.device.type == "cpu", "top_values": top_values(run.config),
         }  # fmt: skip
-        self._note(run, facts)
-
-    def _note(self, run: Engine, facts: Mapping[str, Any]) -> None:
         run.about({FACTS: facts})
 
-    def _called(self, run: Engine) -> bool:
-        """Return whether the prepared model was called to train it."""
-        return self._calls.count > 0 or run.adopted or run.strategy.owns_passes
 
-    def _check_model(self, run: Engine) -> None:
-        """Raise `WorkloadError` unless the prepared model was trained, and judged, on all ranks."""
-        learned = digest(list(self._plain.parameters()))
-        called, has_learned = self._called(run), learned != self.initial
-        if not called and (self._plain_calls.count or not has_learned):
-            raise run.mistake(
-                "the model that is trained is not the one that was prepared; net ="
-                " trial.prepare(net) returns the model to call"
-            )
-        if not called and (run.world.size > 1 or run.config.compile.active):
-            raise run.mistake(METHODS)
-        if not has_learned:
-            raise run.mistake(
-                "the steps changed no parameter of the prepared model; does the optimizer have"
-                " them? make it of net.parameters(), after net = trial.prepare(net)"
-            )
-        results = [model for model in (run.result, self._outer) if model is not None]
-        exported = {id(part) for model in results for part in model.modules()}
-        if self._judged and not self._judged & exported:
-            raise run.mistake(
-                "the evaluation judges another model than the one that would be exported;"
-                " trial.export_model(model) names the one that is judged, such as averaged weights"
-            )
-        of_ranks = run.world.gather(digest([learned, *results[0].parameters()]))
-        if len({*of_ranks}) > 1 and run.config.parallel.strategy == "ddp":
-            raise run.mistake(
-                "two ranks have learned different models; is one of them wrapped again, made anew,"
-                " or changed by what only one rank does?"
-            )
-
-
-def _exported(run: Engine) -> str:
-    """Return the digest of the weights that would be exported now, on rank 0. All ranks call it."""
-    run.strategy.complete(*[run.result] if run.result is not None else [])
-    with run.strategy.states_for_file():
-        return weights.digest(adapters.state_of(run.result)) if run.result is not None else ""
+def digest_of(model: nn.Module) -> str:
+    """Return a digest of a model's parameters, as far as this rank has them."""
+    return digest(list(model.parameters()))
 
 
 def digest(content: Any) -> str:
@@ -205,28 +159,13 @@ def top_values(config: Systems) -> dict[str, str]:
 
 
 # ---- in its process
-class _Answers:
-    """The connection of a run's worker to nobody: training goes on after every point, or the worker
-    finds its parent gone, as if it was killed."""
-
-    def __init__(self, interrupted: bool) -> None:
-        self._interrupted = interrupted
-
-    def send(self, message: object) -> None:
-        """Drop it: the journal has it."""
-
-    def recv(self) -> str:
-        if self._interrupted:
-            raise EOFError
-        return "go"
-
-
 def train(job: TrialSpec, interrupted: bool, world: World) -> None:
-    """Train a run as every worker does. `interrupted`: leave it after its first point without an
-    end, like one that was killed. All ranks call it."""
-    watch = Watch()
+    """Train a run as every worker does, to its end or interrupted after its first point. All ranks
+    call it."""
+    watch = Watch(interrupted)
+    nobody = types.SimpleNamespace(send=lambda message: None, recv=lambda: "go")
     try:
-        worker.work(job, cast(Connection, _Answers(interrupted)), world, watch)
+        worker.work(job, cast(Connection, nobody), world, watch)
     except worker.ParentLostError:
         pass
     finally:
