@@ -108,17 +108,18 @@ class Watch(Observer):
         known = {part for model in (run.result, self._outer) for part in model.modules()}
         firsts = run.world.gather(next(iter(self._batches), None))
         of_ranks = run.world.gather(digest([learned, digest_of(run.result)]))
+        unchanged, divided = learned == self._initial, run.strategy.replicas.size > 1
         found = {
-            "other_trained": not called and (self._plain in self._trained or learned == self._initial),
-            "none_changed": learned == self._initial,
+            "other_trained": not called and (self._plain in self._trained or unchanged),
+            "none_changed": unchanged,
             "other_weights": self._swapped,
             "other_judged": bool(self._judged) and not self._judged & known,
             "ranks_differ": run.config.parallel.strategy == "ddp" and len({*of_ranks}) > 1,
             "methods": not called,
             "early_steps": self._early_steps > 0,
             "seed_set": not run.seeded,
-            "same_batches": run.strategy.replicas.size > 1 and len({*firsts}) == 1 and bool(firsts[0]),
-        }  # fmt: skip
+            "same_batches": divided and len({*firsts}) == 1 and bool(firsts[0]),
+        }
         of_all = run.world.gather([name for name, is_so in found.items() if is_so])
         facts = {
             "faults": [name for name in found if any(name in faults for faults in of_all)],
