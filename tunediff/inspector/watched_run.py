@@ -103,15 +103,15 @@ class Watch(Observer):
 
     def after_loop(self, run: Engine) -> None:
         assert run.result is not None
-        learned = digest_of(self._plain)
+        learned, divided = digest_of(self._plain), run.strategy.replicas.size > 1
         called = self._outer in self._trained or run.adopted or run.strategy.owns_passes
         known = {part for model in (run.result, self._outer) for part in model.modules()}
         firsts = run.world.gather(next(iter(self._batches), None))
         of_ranks = run.world.gather(digest([learned, digest_of(run.result)]))
-        unchanged, divided = learned == self._initial, run.strategy.replicas.size > 1
         found = {
-            "other_trained": not called and (self._plain in self._trained or unchanged),
-            "none_changed": unchanged,
+            "other_trained": not called
+            and (self._plain in self._trained or learned == self._initial),
+            "none_changed": learned == self._initial,
             "other_weights": self._swapped,
             "other_judged": bool(self._judged) and not self._judged & known,
             "ranks_differ": run.config.parallel.strategy == "ddp" and len({*of_ranks}) > 1,
