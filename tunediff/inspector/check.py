@@ -91,7 +91,7 @@ WARNED = {
     f" {_ALIKE} unless they are read from a file",
     "same_data": "the first batches are the same for two values of the knob seed,"
     f" {_ALIKE}: does the loader shuffle?",
-    "imported": "{names} have other values whenever the file is imported: let them follow"
+    "imported": "{names} has another value whenever the file is imported: let it follow"
     " trial.config.seed",
 }
 """What may be a mistake of the user, and does not prevent a search."""
@@ -203,8 +203,8 @@ def check(config: Systems, train: Train, folder: Path, imports_twice: bool = Fal
         tell("same_data")
     values = second["top_values"]
     differing = [name for name, v in first.facts["top_values"].items() if values.get(name) != v]
-    if imports_twice and differing:
-        tell("imported", names=differing)
+    for name in differing if imports_twice else ():
+        tell("imported", names=[name])
     return report
 
 
