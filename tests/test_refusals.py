@@ -116,7 +116,7 @@ compare digits data.max_images=200                    | data.max_images: 200
 compare digits parallel.workers=64                    | command line: parallel.workers: 64
 compare digits compile.mode=reduce-overhead           | command line: compile.mode: 'reduce-overhead'
 compare digits seed=99 --pairs 2                      | --pairs: 2
-compare digits seed=99 --pairs 101                    | --pairs: 101
+compare digits seed=99 --pairs 1001                   | --pairs: 1001
 compare digits seed=99 --better time                  | --better: 'time' is not allowed; allowed: a --target or a --margin
 compare digits seed=99 --target frechet<=3            | --target: 'frechet<=3' is not allowed; allowed: none without --better time
 compare digits seed=99 --better time --target loss<=3 | --target: 'loss<=3' is not allowed; allowed: one of frechet
