@@ -248,9 +248,9 @@ def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(foun
     assert "# FD (classifier) 3 after 20.0 training seconds; baseline 6" in text
     assert f"torch {environment.describe()['versions']['torch']}" in text
     assert "train: python -m tunediff.train --config" in capsys.readouterr().out
-    # It is a base for the next search.
+    # It is the baseline of the next search.
     content = {key: value for key, value in FILE.items() if key not in ("workload", "fixed")}
-    assert search_space.parse(content | {"base": str(best)}, "next.yaml").baseline == cfg.load(best)
+    assert search_space.parse(content | {"workload": str(best)}, "next.yaml").baseline == cfg.load(best)
 
 
 # -------------------------------------------------------------------------------------------------------------- train

@@ -37,12 +37,18 @@ def reused(request):
         yield made
 
 
+def is_alive(pid):
+    try:  # it may end between two looks at it
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def gone(*pids):
     """Whether these processes end soon."""
     until = time.monotonic() + 120.0
     while time.monotonic() < until:
-        alive = [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]
-        if not alive:
+        if not any(map(is_alive, pids)):
             return True
         time.sleep(0.05)
     return False

@@ -197,14 +197,19 @@ def _stat(path: Path) -> tuple[int, int]:
 
 
 def _folder_files(path: Path) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Yield (relative name, (bytes, modified ns)) of each file; links are followed."""
+    """Yield (relative name, (bytes, modified ns)) of each file; links are followed once."""
     if not os.path.isdir(path):
         refuse("path", path, "there is no such file or folder; allowed: a folder or .zip of images")
 
     def unreadable(error: OSError) -> None:  # os.walk would pass over it in silence
         raise error
 
-    for folder, _, files in os.walk(path, followlinks=True, onerror=unreadable):
+    seen: set[str] = set()  # by its real path: a link may lead back to a folder above it
+    for folder, inner, files in os.walk(path, followlinks=True, onerror=unreadable):
+        if (real := os.path.realpath(folder)) in seen:
+            inner.clear()
+            continue
+        seen.add(real)
         for file in files:
             full = Path(folder, file)
             # A dangling link stays in the list: it will be counted as unreadable.

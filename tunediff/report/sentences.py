@@ -221,10 +221,8 @@ def _one_run_each(result: Result) -> str:
         is_bound = best.speedup is not None and best.speedup.at_least is not None
         after = "by its first evaluation, at" if is_bound else "after"
         after = f"{after} {text.secs(search.seconds_to_baseline)}"
-        sooner = (
-            f" It is as good as the baseline at its end {after}: {speedup(best.speedup)}"
-            " times sooner."
-        )
+        times = f"{speedup(best.speedup)} times sooner"
+        sooner = f" It is as good as the baseline at its end {after}: {times}."
     return f"{who}: {reached}, {how}.{sooner}"
 
 
@@ -250,10 +248,8 @@ def _of_test(result: Result) -> list[str]:
     sizes = sorted(effect.resolution for effect in effects if effect.resolution is not None)
     said, why = list[str](), ""
     if result.state == State.HOPELESS:
-        why = (
-            f"; up to {rule.max_rounds} {rounds} would most likely show no significant"
-            " difference either"
-        )
+        neither = "would most likely show no significant difference either"
+        why = f"; up to {rule.max_rounds} {rounds} {neither}"
     elif result.state == State.SPENT:
         why = f"; all {rule.max_rounds} {rounds} have been run"
     is_open = result.verdict in (Verdict.NO_DIFFERENCE, Verdict.WORSE)
@@ -278,9 +274,8 @@ def _of_test(result: Result) -> list[str]:
         best.verdict == Verdict.BETTER
     ):  # fmt: skip
         said.append(
-            f"{best.name} was selected on these new seeds: its interval accounts for"
-            " that, its mean is"
-            " too optimistic."
+            f"{best.name} was selected on these new seeds: its interval accounts for that, its"
+            " mean is too optimistic."
         )
     is_usual = (rule.level, rule.one_sided, rule.fixed) == (0.05, False, False)
     if result.sides is not None and not is_usual:
@@ -342,9 +337,8 @@ def _of_sides(result: Result) -> list[str]:
     said = []
     if pairs and all(x == y for x, y in pairs):
         said.append(
-            f"WARNING: both sides have the same values in all {len(pairs)} pairs, though"
-            " their code or"
-            " configuration differs: does the change reach what runs?"
+            f"WARNING: both sides have the same values in all {len(pairs)} pairs, though their"
+            " code or configuration differs: does the change reach what runs?"
         )
     elif result.verdict not in (Verdict.OPEN, Verdict.ONE_RUN):
         said.append(f"B was ahead in {ahead} of {len(pairs)} pairs.")
@@ -362,9 +356,9 @@ def _of_sides(result: Result) -> list[str]:
         max(a.evaluations, b.evaluations) >= 1.5 * min(a.evaluations, b.evaluations)
     ):  # fmt: skip
         said.append(
-            f"Runs of A have {a.evaluations:g} evaluations, runs of B {b.evaluations:g}:"
-            " the mean of the"
-            f" last {EVALUATIONS} that lie {APART:.0%} of the seconds apart has to meet the target."
+            f"Runs of A have {a.evaluations:g} evaluations, runs of B {b.evaluations:g}: the mean"
+            f" of the last {EVALUATIONS} that lie {APART:.0%} of the seconds apart has to meet the"
+            " target."
         )
     if sides.gates:
         words = {"target": f"the mean of B meets {rule.target}"}
@@ -375,23 +369,18 @@ def _of_sides(result: Result) -> list[str]:
             for gate in sides.gates
         ]
         said.append(f"Quality: {'; '.join(shown)}.")
-    if (
-        a.setup_s is not None
-        and b.setup_s is not None
-        and result.budget_s
-        and result.start_up_share is None
-    ) and abs(a.setup_s - b.setup_s) > 0.02 * result.budget_s:
-        spent = f"B spends {text.seconds(b.setup_s)} and A {text.seconds(a.setup_s)}"
+    setup = [one.setup_s for one in (a, b) if one.setup_s is not None]
+    counts = len(setup) == 2 and result.start_up_share is None and bool(result.budget_s)
+    if counts and abs(setup[0] - setup[1]) > 0.02 * (result.budget_s or 0.0):
+        spent = f"B spends {text.seconds(setup[1])} and A {text.seconds(setup[0])}"
         said.append(f"Before its first batch {spent}, which the budget does not count.")
     if sides.unseeded:
         said.append(pairing(result))
     if sides.ledger is not None:
         said.append(_ledger(sides.ledger))
     if a.holdout and b.holdout:
-        both = (
-            f"{number(float(np.mean(a.holdout)))} for A, {number(float(np.mean(b.holdout)))} for B"
-        )
-        said.append(f"The second judge, which decided nothing: {both}.")
+        of_a, of_b = (number(float(np.mean(one.holdout))) for one in (a, b))
+        said.append(f"The second judge, which decided nothing: {of_a} for A, {of_b} for B.")
     if sides.holdout_failure is not None:
         said.append(f"The second judge, which decides nothing, failed: {sides.holdout_failure}.")
     runs = "runs on different seeds gave the same values: has the seed an effect?"
@@ -463,9 +452,8 @@ def disturbed(result: Result) -> str:
     if not result.disturbed:
         return ""
     return (
-        f"During {result.disturbed:,} of {pluralize(result.runs, 'run')} others used the"
-        " machine: their"
-        " speed, and so their results within the budget, may be worse for it."
+        f"During {result.disturbed:,} of {pluralize(result.runs, 'run')} others used the machine:"
+        " their speed, and so their results within the budget, may be worse for it."
     )
 
 
