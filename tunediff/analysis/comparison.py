@@ -13,7 +13,7 @@ import functools
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,9 +37,6 @@ from tunediff.core.outcomes import State, Status, Verdict
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment.model import CONFIG, SIDES, Experiment, is_comparison
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclasses.dataclass(frozen=True)
