@@ -26,8 +26,8 @@ from tunediff.evaluation.quality import Quality, Real
 from tunediff.workloads import drawing
 from tunediff.workloads.classification import train as classification
 from tunediff.workloads.diffusion import unet
+from tunediff.workloads.diffusion.image_sampling import generate
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.sampling import generate
 
 CONFIG = tiny()  # T = 50, 8×8 grey
 NAMES = [name for names in KINDS.values() for name in names]

@@ -39,6 +39,7 @@ from tunediff.core.progress import EventLines
 from tunediff.core.refusals import check_writable, writing
 from tunediff.core.signals import terminable
 from tunediff.report import plan, reading, text
+from tunediff.report.sentences import VERDICTS
 
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {
@@ -68,8 +69,8 @@ class CompareCommandOptions(PrintingOptions, CompareOptions):
 def arguments(argv: Sequence[str] | None) -> CompareCommandOptions:
     """Parse the command line."""
     exits = (
-        "0 B is better, 10 no significant difference, 11 B is worse, 12 a run of one failed;"
-        " 1 failed, 2 bad input, 130 interrupted"
+        f"0 B is better, 10 {VERDICTS[Verdict.NO_DIFFERENCE]}, 11 B is worse,"
+        " 12 a run of one failed; 1 failed, 2 bad input, 130 interrupted"
     )
     return cli.parse("compare", __doc__, CompareCommandOptions, argv, exits)
 

@@ -32,8 +32,8 @@ from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp
 from tunediff.workloads.diffusion import diffusers_export, unet, unet_blocks
+from tunediff.workloads.diffusion.image_sampling import generate, to_uint8
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.sampling import generate, to_uint8
 
 BATCHES = 8  # distinct batches, taken in turn
 TUNED = {

@@ -1,10 +1,13 @@
 """Say whether an error is a fault of the disk that results are on. Such a fault says nothing about
 a trial, so the trial has no end and goes on later.
 
-In the process of a run `fault_behind` decides whether an error is one; the run then writes no end.
-Its driver decides by `is_full` whether more attempts are of use: if not, it writes `fault` with
-`kind: disk` into the journal and raises the error, which ends the search. Where even that line
-finds no room, `unwritable` says so by trying.
+In the process of a run `fault_behind` decides whether an error is one (`training/run_trial.py`);
+the run then writes no end. Its driver (`tuning/trial.py`) decides by `is_full` whether more
+attempts are of use: if not, it writes `fault` with `kind: disk` into the journal and raises the
+error. Where even that line finds no room, `unwritable` says so by trying. In a search on Ray
+`ray_backend/searcher.py` finds the fault of such a trial again and raises it. In the end
+`writing_to` (`tuning/rounds.py`) makes it the error that the user reads: exit code 1, and how to
+resume.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ SIDES = ("A", "B")
 """Folders inside that of a comparison, each with a configuration."""
 Kind = Literal["search", "confirmation", "comparison", "finished"]
 Mode = Literal["min", "max"]
-EarlyStopping = Literal["none", "asha"]
+EarlyStoppingName = Literal["none", "asha"]
 Better = Literal["value", "time"]
 LEAST_PAIRS, MOST_PAIRS = 3, 1_000
 """Of a comparison: two pairs say nothing of their own noise."""
@@ -127,7 +127,7 @@ class Drawing(Section):
         "wall-clock of the whole search, confirming runs included, e.g. 8h",
         metavar="SECONDS",
     )
-    early_stopping: EarlyStopping = option("none", "the rule that stops trials early")
+    early_stopping: EarlyStoppingName = option("none", "the rule that stops trials early")
 
 
 class RuleOfPairs(Section):

@@ -18,7 +18,7 @@ from tunediff.config import ConfigError, Lines, Quantity, Values, Workload
 from tunediff.config.knobs import Bool, Float, Int, Str, nearest, refuse, section, validated
 from tunediff.core import text
 from tunediff.core.point import in_units
-from tunediff.experiment.model import EarlyStopping, seconds_of
+from tunediff.experiment.model import EarlyStoppingName, seconds_of
 
 MAX_SEEDS = 100
 MOST_FINALISTS = 20
@@ -34,7 +34,7 @@ Sampler = Literal[
 ]
 """Samplers of Optuna that a search can draw with."""
 Cost = Literal["peak_memory_mib", "device_s", "price"]
-EARLY_STOPPING: tuple[str, ...] = get_args(EarlyStopping)
+EARLY_STOPPING: tuple[str, ...] = get_args(EarlyStoppingName)
 COSTS: tuple[str, ...] = get_args(Cost)
 """Allowed second objectives, which are minimized: device memory, seconds × devices and
 price."""
@@ -88,7 +88,7 @@ class Confirm:
 class RunOptions:
     """Keys of a search file that set directly how trials run."""
 
-    early_stopping: EarlyStopping = "none"
+    early_stopping: EarlyStoppingName = "none"
     sampler: Sampler = "TPESampler"  # of Optuna, which draws the points of search:
     seed: Annotated[Int, Ge(0), Lt(2**32)] = 0  # of the search; a training's own is the knob `seed`
     trials_per_gpu: Annotated[Int, Ge(1), Le(16)] = 1  # trials of one worker that share each GPU

@@ -23,8 +23,8 @@ from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frec
 from tunediff.training import number_formats
 from tunediff.workloads.diffusion import evaluator
 from tunediff.workloads.diffusion.evaluator import Evaluator, Scores
+from tunediff.workloads.diffusion.image_sampling import generate
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Validation
 
 CPU = alone("cpu")

@@ -32,8 +32,8 @@ def sample_images(
 
     It raises `NonFiniteError`, which may happen on one rank alone.
     """
+    from tunediff.workloads.diffusion.image_sampling import generate
     from tunediff.workloads.diffusion.process import Diffusion
-    from tunediff.workloads.diffusion.sampling import generate
 
     # What does not depend on the batch is built before the first batch, for sampling is timed.
     process = Diffusion(config.process, request.device)

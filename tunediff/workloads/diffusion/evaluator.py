@@ -20,9 +20,9 @@ from tunediff.evaluation.number_format import Drawn
 from tunediff.training import number_formats
 from tunediff.training.number_formats import CHECKED, Format, FormatChoice
 from tunediff.training.precision import evaluation_precision
+from tunediff.workloads.diffusion.image_sampling import generate
 from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
 from tunediff.workloads.diffusion.process import Diffusion, Predict
-from tunediff.workloads.diffusion.sampling import generate
 from tunediff.workloads.diffusion.validation import Losses, Validation
 
 

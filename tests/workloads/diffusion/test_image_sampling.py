@@ -9,9 +9,9 @@ from torch import Tensor
 from tunediff.config import baseline, override
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.generation import ImageNoise, shares
+from tunediff.workloads.diffusion.image_sampling import generate, to_uint8
 from tunediff.workloads.diffusion.knobs import Process
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.sampling import generate, to_uint8
 
 SHAPE = (1, 4, 4)
 

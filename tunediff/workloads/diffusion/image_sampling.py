@@ -1,4 +1,7 @@
-"""Generate images; image number i depends on neither batch size nor processes."""
+"""Generate images; image number i depends on neither batch size nor processes.
+
+The samplers of training's timesteps are in `timesteps/`.
+"""
 
 from __future__ import annotations
 
