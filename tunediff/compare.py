@@ -38,8 +38,7 @@ from tunediff.core.outcomes import Verdict
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import check_writable, writing
 from tunediff.core.signals import terminable
-from tunediff.report import plan, reading, text
-from tunediff.report.sentences import VERDICTS
+from tunediff.report import plan, reading, sentences, text
 
 NO_DIFFERENCE, WORSE, FAILED_RUN = 10, 11, 12
 EXITS = {
@@ -69,7 +68,7 @@ class CompareCommandOptions(PrintingOptions, CompareOptions):
 def arguments(argv: Sequence[str] | None) -> CompareCommandOptions:
     """Parse the command line."""
     exits = (
-        f"0 B is better, 10 {VERDICTS[Verdict.NO_DIFFERENCE]}, 11 B is worse,"
+        f"0 B is better, 10 {sentences.VERDICTS[Verdict.NO_DIFFERENCE]}, 11 B is worse,"
         " 12 a run of one failed; 1 failed, 2 bad input, 130 interrupted"
     )
     return cli.parse("compare", __doc__, CompareCommandOptions, argv, exits)

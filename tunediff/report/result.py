@@ -1,8 +1,8 @@
 """The result of an experiment: what `--json` prints, `result.json` holds and Python returns.
 
 Each class is one part. Its fields are the keys of the JSON, its docstrings the descriptions in
-`tunediff/schemas/result-output.json`, which `python -m tests.json_schemas` writes. Only `summary` has
-words for people; `sentences` makes them of the other keys. A description also covers the
+`tunediff/schemas/result-output.json`, which `python -m tests.json_schemas` writes. Only `summary`
+has words for people; `sentences` makes them of the other keys. A description also covers the
 undescribed keys below it.
 """
 
