@@ -25,10 +25,11 @@ from typing import Any, NamedTuple
 import matplotlib.pyplot as plt
 import numpy as np
 
+from tunediff.api.finished import judge
 from tunediff.core.target import Target
 from tunediff.finished import statistics
-from tunediff.finished.comparison import FinishedComparison, Rules, RunSet, SetResult
 from tunediff.finished.runs import FinishedRun, RunReader
+from tunediff.report.result import FinishedSet, Verdict
 
 PARSED = Path(__file__).parent.parent / "ray_results" / "reference" / "public-records"
 FIGURES = Path(__file__).parent.parent / "docs" / "images"
@@ -80,7 +81,7 @@ def _row(run: FinishedRun) -> dict[str, Any]:
 # ---- modded-nanogpt
 def read_nanogpt(tree: Path) -> None:
     """Write a file for each side of a record of track 1, and one for track 3."""
-    reader = RunReader("val_loss", "min", time=TIME)
+    reader = RunReader("val_loss", time=TIME)
     for record, sides in TRACK_1.items():
         for label, folder in zip(("baseline", "record"), sides, strict=True):
             runs = reader.read(str(tree / "records" / "track_1_short" / record / folder))
@@ -106,20 +107,16 @@ def track3() -> None:
     )
 
 
-def judged() -> dict[str, tuple[SetResult, SetResult, str]]:
+def judged() -> dict[str, tuple[FinishedSet, FinishedSet, Verdict | None]]:
     """Return (baseline, record, verdict) of each record of track 1, as `tunediff judge` has it."""
-    rules = Rules(
-        "val_loss", better="time", one_sided=True, margin=MARGIN,
-        target=Target("val_loss", "<=", TARGET),
-    )  # fmt: skip
     found = {}
     for record in TRACK_1:
-        reader = RunReader("val_loss", "min", time="seconds")
         files = [PARSED / "nanogpt" / record / f"{side}.jsonl" for side in ("baseline", "record")]
-        sets = [RunSet(path.stem, reader.read(str(path))) for path in files]
-        comparison = FinishedComparison(sets, rules)
-        baseline, new = comparison.results
-        found[record] = baseline, new, comparison.verdict(new)
+        result = judge(*files, objective="val_loss", time="seconds", better="time", one_sided=True,
+                       margin=MARGIN, target=f"val_loss<={TARGET}")  # fmt: skip
+        assert result.finished is not None
+        baseline, new = result.finished.sets
+        found[record] = baseline, new, result.verdict
     return found
 
 
@@ -129,15 +126,11 @@ def track1() -> None:
           " | prior meets it, p | runs for 0.001 | verdict |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|---|")
     for record, (baseline, new, verdict) in judged().items():
-        time, loss, margin = new.time, new.difference, new.no_worse
-        assert time is not None, record
-        assert loss is not None, record
-        assert margin is not None, record
-        assert baseline.target is not None, record
-        assert new.target is not None, record
-        print(f"| {record} | {len(baseline.values)}, {len(new.values)} | {time.estimate:.4f}"
-              f" ({time.low:.4f} to {time.high:.4f}) | {time.p:.1e} | {loss.estimate:+.5f} |"
-              f" {margin.p:.3f} | {new.target.p:.4f} | {baseline.target.p:.3f} | {new.runs_needed}"
+        time, loss, margin = (new.tests[name] for name in ("time", "difference", "no_worse"))
+        meets, prior = new.tests["meets_target"], baseline.tests["meets_target"]
+        print(f"| {record} | {baseline.counted}, {new.counted} | {time.value:.4f}"
+              f" ({time.low:.4f} to {time.high:.4f}) | {time.p:.1e} | {loss.value:+.5f} |"
+              f" {margin.p:.3f} | {meets.p:.4f} | {prior.p:.3f} | {new.runs_needed}"
               f" | {verdict} |")  # fmt: skip
 
 
@@ -167,8 +160,7 @@ def read_algoperf(tree: Path, targets: Path) -> None:
         metric = f"validation/{about['target_metric_name']}"
         is_rising = about["target_metric_name"] in RISING
         until = Target(metric, ">=" if is_rising else "<=", about["validation_target_value"])
-        mode = "max" if is_rising else "min"
-        reader = RunReader(metric, mode, time="accumulated_submission_time", until=until)
+        reader = RunReader(metric, time="accumulated_submission_time", until=until)
         for framework in ("jax", "pytorch"):
             place = f"*/study_*/{workload}_{framework}/trial_*/eval_measurements.csv"
             if not any((tree / EXTERNAL).glob(place)):
@@ -284,12 +276,15 @@ def figures() -> None:
     found = judged()
     figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(9, 5), layout="constrained")
     for row, (_, new, _) in enumerate(found.values()):
-        for axes, test, scale in ((left, new.time, 100.0), (right, new.difference, 1000.0)):
-            assert test is not None
+        both = (left, new.tests["time"], 100.0), (right, new.tests["difference"], 1000.0)
+        for axes, test, scale in both:
+            assert test.value is not None
+            assert test.low is not None
+            assert test.high is not None
             shift = 1.0 if axes is left else 0.0
             ends = [scale * (value - shift) for value in (test.low, test.high)]
             axes.plot(ends, [row, row], color="tab:blue")
-            axes.plot(scale * (test.estimate - shift), row, "o", color="tab:blue")
+            axes.plot(scale * (test.value - shift), row, "o", color="tab:blue")
     left.set_yticks(range(len(found)), list(found))
     left.invert_yaxis()
     left.set_xlabel("seconds of a run, change in %")

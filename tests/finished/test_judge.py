@@ -36,8 +36,8 @@ def test_faster_runs_that_are_good_enough_are_better(logs, capsys):
     code, found = printed(capsys, "base", "new", *logs, *rules)
     assert (code, found["verdict"], found["kind"]) == (0, "better", "finished")
     new = found["finished"]["sets"][1]
-    assert new["no_worse"]["shown"]
-    assert new["meets_target"]["shown"]
+    assert new["tests"]["no_worse"]["shown"]
+    assert new["tests"]["meets_target"]["shown"]
     assert found["candidates"][1]["name"] == "new"
     assert found["candidates"][1]["effect"]["value"] == pytest.approx(0.9, abs=0.01)
     assert new["lengths"] == [10.0, 10.0]
@@ -51,6 +51,7 @@ def test_faster_runs_that_are_good_enough_are_better(logs, capsys):
 def test_faster_runs_that_are_not_shown_to_be_good_enough_are_not_better(logs, capsys):
     code, found = printed(capsys, "base", "bad", *logs, "--better", "time", "--margin", "0.003")
     assert (code, found["verdict"]) == (10, "quality_not_shown")
+    assert "not shown to be no worse by more than 0.003: seconds" in found["summary"][0]
 
 
 def test_several_sets_are_ranked_and_corrected(logs, capsys):
@@ -64,20 +65,26 @@ def test_several_sets_are_ranked_and_corrected(logs, capsys):
 
 def test_runs_are_paired_by_their_names(logs, capsys):
     _, found = printed(capsys, "base", "new", *logs, "--paired-by", r"seed(\d+)")
-    assert (found["finished"]["sets"][1]["method"], found["finished"]["sets"][1]["pairs"]) == ("paired_t", 8)
+    new = found["finished"]["sets"][1]
+    assert (new["tests"]["difference"]["method"], new["counted"]) == ("paired_t", 8)
 
 
 def test_misses_of_the_target_are_counted_and_ranked(logs, capsys):
     words = [*logs, "--outcome", "time", "--better", "time", "--target", "val_loss<=3.3"]
     code, found = printed(capsys, "base", "bad", *words)
     assert (code, found["verdict"]) == (11, "worse")
-    assert (found["finished"]["sets"][1]["missed"], found["finished"]["sets"][1]["method"]) == (8, "rank_sum")
+    bad = found["finished"]["sets"][1]
+    assert (len(bad["irregular"]["missed"]), bad["tests"]["time"]["method"]) == (8, "rank_sum")
+    assert "8 and 8 runs" in found["summary"][0]
+    assert "8 runs missed the target: seed0.log, seed1.log, seed2.log and 5 more" in "".join(found["summary"])
 
 
 def test_one_set_is_judged_against_a_number(logs, capsys):
     _, found = printed(capsys, "new", *logs, "--target", "val_loss<=3.28", "--sd", "0.0013")
-    target = found["finished"]["sets"][0]["meets_target"]
+    target = found["finished"]["sets"][0]["tests"]["meets_target"]
     assert (target["method"], target["shown"]) == ("z", True)
+    # of a z-test: (z of 95 % + z of 80 %) standard errors
+    assert target["resolution"] == pytest.approx((1.6449 + 0.8416) * 0.0013 / 8**0.5, rel=1e-4)
     assert found["finished"]["sets"][0]["p_if_repeated"] is not None
 
 
@@ -95,6 +102,7 @@ def test_the_call_has_the_result_of_the_command(logs, capsys):
     ["base", "new", "--objective", "val_loss", "--better", "time", "--time", r"train_time:(\d+)ms"],
     ["base", "new", "--objective", "val_loss", "--time", r"seconds:(\d+)"],
     ["nothing", "new", "--objective", "val_loss"],
+    ["base", "new", "--objective", "val_loss", "--paired-by", "("],
 ])  # fmt: skip
 def test_what_cannot_be_judged_is_refused(logs, capsys, words):
     assert judging.main(words) == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -11,15 +12,15 @@ from tunediff.command.definition import default_mode
 from tunediff.config import ConfigError
 from tunediff.core.options import REQUIRED, Options, option, words_option
 from tunediff.core.target import Target
-from tunediff.experiment.model import Better
+from tunediff.experiment.model import Better, Experiment, FinishedRuns, Limit, SequentialTest
 from tunediff.finished import result as results
-from tunediff.finished.comparison import FinishedComparison, Rules, RunSet
+from tunediff.finished.comparison import FinishedComparison
 from tunediff.finished.runs import RunReader
 from tunediff.proof import proof
 from tunediff.report.result import Result
 
 
-class JudgeKeywords(Options):
+class JudgeKeywords(FinishedRuns, Options):
     """How finished runs are read and judged."""
 
     objective: str = option(REQUIRED, "the metric that decides, as logs name it", metavar="NAME")
@@ -41,14 +42,8 @@ class JudgeKeywords(Options):
     margin: float | None = option(
         None, "how much worse than the first set's the values may be", metavar="X", gt=0
     )
-    sd: float | None = option(
-        None, "standard deviation of a run, if it is known: a z-test against --target", gt=0
-    )
     level: float = option(0.05, "probability of a wrong verdict if nothing differs", gt=0, lt=1)
     one_sided: bool = option(False, "all of it for «better»")
-    paired_by: str | None = option(
-        None, "a regular expression with one group that names the pair of a run", metavar="PATTERN"
-    )
     out: Path | None = option(
         None, "a new folder with parsed numbers, result and page, for tunediff verify",
         metavar="FOLDER",
@@ -82,21 +77,22 @@ def judged(options: JudgeOptions, folder: Path) -> Result:
             raise ConfigError(
                 f"{name}: {value} is not allowed; allowed: with --target (or --margin) and --time"
             )
+    experiment = Experiment(
+        kind="finished", objective=options.objective, mode=mode,
+        candidates=dict(zip(map(str, itertools.count()), _names(options.words), strict=False)),
+        limit=Limit(target=str(target) if target else None),
+        test=SequentialTest(
+            level=options.level, one_sided=options.one_sided, fixed=True, better=options.better,
+            margin=options.margin,
+        ),
+        finished=FinishedRuns(until_target=by_time, sd=options.sd, paired_by=options.paired_by),
+    )  # fmt: skip
     reader = RunReader(
-        options.objective, mode, options.pattern, options.time, options.reduce,
+        options.objective, options.pattern, options.time, options.reduce,
         target or None if by_time else None,
     )  # fmt: skip
-    rules = Rules(
-        options.objective, mode, options.better, options.level, options.one_sided, target or None,
-        by_time, options.margin, options.sd, options.paired_by,
-    )  # fmt: skip
-    sets = [
-        RunSet(name, reader.read(word))
-        for name, word in zip(_names(options.words), options.words, strict=True)
-    ]
-    comparison = FinishedComparison(sets, rules)
-    results.write(comparison, folder)
-    found = results.result_of(comparison, folder.name)
+    comparison = FinishedComparison(experiment, [reader.read(word) for word in options.words])
+    found = results.write(comparison, folder)
     files = {"results": str(folder), "report": str(folder / "report.html")}
     return found.model_copy(update={"files": files if options.out is not None else {}})
 

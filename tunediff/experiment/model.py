@@ -174,10 +174,12 @@ class FinishedRuns(Section):
 
     until_target: bool = False
     """Whether seconds are those until the target."""
-    sd: float | None = None
-    """Standard deviation of a run's value, where it is known."""
-    paired_by: str | None = None
-    """A regular expression with one group, which names the pair of a run."""
+    sd: float | None = option(
+        None, "standard deviation of a run, if it is known: a z-test against --target", gt=0
+    )
+    paired_by: str | None = option(
+        None, "a regular expression with one group that names the pair of a run", metavar="PATTERN"
+    )
 
 
 class Experiment(Section):

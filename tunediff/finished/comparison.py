@@ -2,261 +2,232 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import math
-import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from tunediff.analysis.statistics import holm
+from tunediff.analysis.statistics import Scale, holm, mean, sd
+from tunediff.command.metrics import expression
 from tunediff.core.errors import ConfigError
+from tunediff.core.outcomes import Verdict
 from tunediff.core.target import Target
+from tunediff.experiment.model import Experiment, FinishedRuns
 from tunediff.finished import statistics
-from tunediff.finished.runs import FinishedRun, is_diverged
-from tunediff.finished.statistics import Rank, Test, Values
+from tunediff.finished.runs import FinishedRun
+from tunediff.finished.statistics import Values
+from tunediff.report.result import Candidate, Finished, FinishedSet, Result, Rule, Test
 
-
-@dataclasses.dataclass(frozen=True)
-class RunSet:
-    """Runs that are one side of a comparison."""
-
-    name: str
-    runs: Sequence[FinishedRun]
-
-
-@dataclasses.dataclass(frozen=True)
-class Rules:
-    """What is compared, and how often that may be wrong."""
-
-    objective: str
-    mode: Literal["min", "max"] = "min"
-    better: Literal["value", "time"] = "value"
-    level: float = 0.05
-    one_sided: bool = False
-    target: Target | None = None
-    until_target: bool = False
-    """Whether seconds are those until the target."""
-    margin: float | None = None
-    """How much worse than the first set's the values may be, in their units."""
-    sd: float | None = None
-    """Standard deviation of a run's value, where it is known: a z-test against the target."""
-    paired_by: str | None = None
-    """A regular expression with one group, which names the pair of a run."""
-
-    @property
-    def side_level(self) -> float:
-        """Return the level of a one-sided test: of the quality, which only one side decides."""
-        return self.level if self.one_sided else self.level / 2
-
-
-@dataclasses.dataclass(frozen=True)
-class SetResult:
-    """What one set shows, and how it compares with the first one."""
-
-    name: str
-    values: Values
-    """Values of the runs that count, worse than any for diverged ones; by name of the run."""
-    seconds: Values
-    """Infinite: it never met the target; empty: they are not known."""
-    without_value: int
-    diverged: int
-    missed: int
-    evaluations: tuple[int, int]
-    """Fewest and most of a run."""
-    lengths: tuple[float, float] | None
-    pairs: int | None = None
-    unpaired: int = 0
-    """Runs whose pair is missing."""
-    target: Test | None = None
-    """Whether its mean meets the target."""
-    difference: Test | None = None
-    """Of the values; None: of the first set."""
-    ratio: Test | None = None
-    time: Test | None = None
-    """Ratio of the seconds."""
-    no_worse: Test | None = None
-    """Whether its values are worse by less than the margin."""
-    p_holm: float | None = None
-    """The deciding p-value, corrected for the number of sets."""
-    detectable: float | None = None
-    """The true difference (ratio − 1 of seconds) that these runs find with 80 %."""
-    runs_needed: int | None = None
-    """Runs of a set that find the margin, or that meet the target by it, with 80 %."""
-    p_if_repeated: float | None = None
-    """How often equal runs reach its p-value if they are tested after each run."""
-    rank: Rank | None = None
-
-    @property
-    def decides(self) -> Test | None:
-        """Return the test that decides: of seconds where they are compared."""
-        return self.time if self.seconds_decide else self.difference
-
-    seconds_decide: bool = False
+GATES = ("meets_target", "no_worse")
+"""Tests of values that have to be shown for less time to count."""
 
 
 class FinishedComparison:
     """Sets of runs, each compared with the first one."""
 
-    def __init__(self, sets: Sequence[RunSet], rules: Rules) -> None:
-        """Raises `ConfigError` for sets that cannot be compared."""
-        self.sets, self.rules = sets, rules
-        if len(sets) < 2 and rules.target is None:
+    def __init__(self, experiment: Experiment, sets: Sequence[Sequence[FinishedRun]]) -> None:
+        """`experiment`: what is compared and how; its candidates are the names of the sets. Raises
+        `ConfigError` for sets that cannot be compared."""
+        self.experiment, self.sets, self.rule = experiment, sets, experiment.test
+        self.how, self.names = (
+            experiment.finished or FinishedRuns(),
+            [*experiment.candidates.values()],
+        )
+        target, self.by_time = experiment.limit.target, self.rule.better == "time"
+        self.target = Target.of(target, "--target") if target is not None else None
+        self.sign = 1.0 if experiment.mode == "min" else -1.0
+        self.is_single = len(sets) < 2
+        two_sided = not (self.rule.one_sided or self.is_single)
+        self.quality_level = self.rule.level / 2 if two_sided else self.rule.level
+        """Level of the tests of quality, which only one side of the level decides."""
+        self.counted = [[run for run in runs if run.value is not None] for runs in sets]
+        if self.is_single and target is None:
             raise ConfigError("command line: one set of runs: needs another one, or a --target")
-        for one in sets:
-            count = sum(run.value is not None for run in one.runs)
-            if count < 2:
-                raise ConfigError(f"{one.name}: {count} run has a value; allowed: two or more")
-        self._pairs = [self._keys(one) for one in sets] if rules.paired_by is not None else None
+        for name, runs in zip(self.names, self.counted, strict=True):
+            if len(runs) < 2:
+                raise ConfigError(f"{name}: {len(runs)} run has a value; allowed: two or more")
+        self.pattern = (
+            expression(self.how.paired_by, "--paired-by", groups=1) if self.how.paired_by else None
+        )
 
-    def _keys(self, one: RunSet) -> dict[str, FinishedRun]:
+    def _values(self, runs: Sequence[FinishedRun]) -> Values:
+        """Return the values of runs, worse than any for diverged ones."""
+        worst = self.sign * math.inf
+        return np.array([worst if run.is_diverged else run.value for run in runs], dtype=float)
+
+    def _seconds(self, runs: Sequence[FinishedRun]) -> Values:
+        """Return the seconds of runs, longer than any where the target was never met."""
+        return np.array([math.inf if run.seconds is None else run.seconds for run in runs])
+
+    def _by_pair(self, index: int) -> dict[str, FinishedRun]:
         """Return the runs of a set by the names of their pairs. Raises `ConfigError`."""
-        keys = dict[str, FinishedRun]()
-        for run in one.runs:
-            if run.value is None:
-                continue
-            match = re.search(str(self.rules.paired_by), run.name)
-            if match is None or match[1] in keys:
-                what = "no pair" if match is None else f"the pair of {keys[match[1]].name}"
-                raise ConfigError(f"--paired-by: {one.name}: {run.name} has {what}")
-            keys[match[1]] = run
-        return keys
+        assert self.pattern is not None
+        runs = dict[str, FinishedRun]()
+        for run in self.counted[index]:
+            match = self.pattern.search(run.name)
+            if match is None or runs.setdefault(match[1], run) is not run:
+                what = "no pair" if match is None else f"the pair of {runs[match[1]].name}"
+                raise ConfigError(f"--paired-by: {self.names[index]}: {run.name} has {what}")
+        return runs
 
+    # ---- one set
+    def _set(self, index: int) -> FinishedSet:
+        """Return what a set shows, but for its rank."""
+        runs, until, tests = self.counted[index], self.how.until_target, dict[str, Test]()
+        irregular = {
+            "without_value": [run for run in self.sets[index] if run.value is None],
+            "diverged": [run for run in runs if run.is_diverged],
+            "missed": [run for run in runs if until and run.seconds is None],
+        }
+        sides = [self.counted[0], runs] if index else [runs]
+        if index and self.pattern is not None:
+            pairs = [self._by_pair(0), self._by_pair(index)]
+            keys = [key for key in pairs[0] if key in pairs[1]]
+            sides = [[of[key] for key in keys] for of in pairs]
+            irregular["unpaired"] = [r for of in pairs for k, r in of.items() if k not in keys]
+            if len(keys) < 2:
+                raise ConfigError(
+                    f"--paired-by: {self.names[index]}: {len(keys)} pairs with {self.names[0]}"
+                )
+        if index:
+            tests = self._tests(*sides)
+        if self.target is not None and not until:
+            tests["meets_target"] = statistics.against(
+                self._values(runs), self.target.value, self.quality_level, self.how.sd, self.sign
+            )
+        lengths = [run.length for run in runs if run.length is not None]
+        evaluations = [run.evaluations for run in runs]
+        return FinishedSet(
+            counted=len(sides[-1]),
+            irregular={what: [run.name for run in of] for what, of in irregular.items() if of},
+            evaluations=[min(evaluations), max(evaluations)],
+            lengths=[min(lengths), max(lengths)] if lengths else [],
+            rank=[], ahead_of_next=None, **self._power(sides, tests),
+        )  # fmt: skip
+
+    def _tests(self, base: Sequence[FinishedRun], runs: Sequence[FinishedRun]) -> dict[str, Test]:
+        """Return the tests of runs against those of the first set."""
+        rule, level, sided = self.rule, self.rule.level, self.rule.one_sided
+        both = functools.partial(statistics.compare, paired=self.pattern is not None)
+        (a, b), (a_s, b_s) = ([of(base), of(runs)] for of in (self._values, self._seconds))
+        tests = {"difference": both(a, b, level=level, one_sided=sided, sign=self.sign)}
+        if min(a.min(), b.min()) > 0:
+            tests["ratio"] = both(a, b, level=level, one_sided=sided, ratios=True, sign=self.sign)
+        # Without seconds a run has missed its target, or none were asked for
+        is_timed = self.by_time or self.how.until_target or np.isfinite([*a_s, *b_s]).all()
+        if is_timed and min(a_s.min(), b_s.min()) > 0:
+            tests["time"] = both(a_s, b_s, level=level, one_sided=sided, ratios=True)
+        if rule.margin is not None:
+            tests["no_worse"] = both(
+                a, b, level=self.quality_level, one_sided=True, bound=rule.margin, sign=self.sign
+            )
+        return tests
+
+    def _power(
+        self, sides: Sequence[Sequence[FinishedRun]], tests: dict[str, Test]
+    ) -> dict[str, Any]:
+        """Return the tests with what they could have found, and how many runs the margin needs."""
+        rule, samples, needed = self.rule, list(map(self._values, sides)), None
+        if len(sides) > 1 and self.pattern is not None and np.isfinite(samples).all():
+            samples = [samples[1] - samples[0]]  # of pairs differences are tested
+        counts, sided = list(map(len, samples)), rule.one_sided or self.is_single
+        name = "meets_target" if self.is_single else self._deciding
+        test = tests.get(name)
+        found: dict[str, Any] = {"tests": tests, "p_if_repeated": None}
+        if test is not None and test.error is not None:
+            freedom = test.freedom or math.inf
+            least = statistics.detectable(test.error, freedom, rule.level, sided)
+            size = Scale(test.kind == "ratio").size(least)
+            found["tests"] = tests | {name: test.model_copy(update={"resolution": size})}
+            found["p_if_repeated"] = statistics.p_if_repeated(test.p, counts, sided)
+        if (
+            rule.margin is not None
+            and test is not None
+            and np.isfinite(np.concatenate(samples)).all()
+        ):
+            spread = (self.is_single and self.how.sd) or math.sqrt(
+                np.mean([of.var(ddof=1) for of in samples])
+            )
+            level = self.quality_level
+            needed = statistics.runs_needed(rule.margin, spread, level, True, len(counts))
+        return found | {"runs_needed": needed}
+
+    # ---- all of them
     @property
-    def lower(self) -> bool:
-        return self.rules.mode == "min"
+    def _deciding(self) -> str:
+        return "time" if self.by_time else "difference"
 
-    def _arrays(self, runs: Sequence[FinishedRun]) -> tuple[Values, Values]:
-        """Return (values, seconds) of runs that have a value."""
-        worst = math.inf if self.lower else -math.inf
-        values = [worst if is_diverged(run) else float(run.value or 0.0) for run in runs]
-        seconds = [math.inf if run.seconds is None else run.seconds for run in runs]
-        timed = self.rules.better == "time" or any(run.seconds is not None for run in runs)
-        return np.array(values), np.array(seconds if timed else [])
-
-    @property
-    def results(self) -> list[SetResult]:
-        """Return what each set shows, in order."""
-        results = [self._of(one, index) for index, one in enumerate(self.sets)]
-        p_values = holm([one.decides.p if one.decides else None for one in results])
-        ranks: Sequence[Rank | None] = [None] * len(results)
-        if len(results) > 2:
-            of = [one.seconds if one.seconds_decide else self._rising(one) for one in results]
-            exact = all(np.isfinite(values).all() for values in of)
-            ranks = statistics.ranks(of, statistics.means if exact else statistics.medians)
+    def _sets(self) -> list[FinishedSet]:
+        """Return what each set shows, in order; of three and more with their ranks."""
+        found = [self._set(index) for index in range(len(self.sets))]
+        if len(found) < 3:
+            return found
+        sign, of = (1.0, self._seconds) if self.by_time else (self.sign, self._values)
+        compared = [sign * of(runs) for runs in self.counted]
+        score = np.mean if np.isfinite(np.concatenate(compared)).all() else np.median
         return [
-            dataclasses.replace(one, p_holm=p, rank=rank)
-            for one, p, rank in zip(results, p_values, ranks, strict=True)
+            one.model_copy(update={"rank": rank, "ahead_of_next": ahead})
+            for one, (rank, ahead) in zip(found, statistics.ranks(compared, score), strict=True)
         ]
 
-    def _rising(self, one: SetResult) -> Values:
-        """Return values of which smaller ones are better."""
-        return one.values if self.lower else -one.values
+    def _verdict(self, one: FinishedSet, effect: Test | None) -> Verdict:
+        """Return how a set compares with the first one."""
+        if effect is None or effect.p_holm is None or effect.p_holm >= self.rule.level:
+            return Verdict.NO_DIFFERENCE
+        if not effect.ahead:
+            return Verdict.WORSE
+        gates = [one.tests[name].shown for name in GATES if name in one.tests and self.by_time]
+        return Verdict.BETTER if all(gates) else Verdict.NOT_SHOWN
 
-    def _of(self, one: RunSet, index: int) -> SetResult:
-        rules, first = self.rules, self.sets[0]
-        counted = [run for run in one.runs if run.value is not None]
-        values, seconds = self._arrays(counted)
-        lengths = [run.length for run in counted if run.length is not None]
-        result = SetResult(
-            one.name, values, seconds,
-            without_value=len(one.runs) - len(counted),
-            diverged=sum(map(is_diverged, counted)),
-            missed=int(np.isinf(seconds).sum()) if rules.until_target else 0,
-            evaluations=(min(r.evaluations for r in counted), max(r.evaluations for r in counted)),
-            lengths=(min(lengths), max(lengths)) if lengths else None,
-            seconds_decide=rules.better == "time",
-        )  # fmt: skip
-        if rules.target is not None and not rules.until_target:
-            result = dataclasses.replace(result, **self._against_target(values))
-        if index == 0:
-            return result
-        pairs = self._pairs
-        base = [run for run in first.runs if run.value is not None]
-        if pairs is not None:
-            common = pairs[0].keys() & pairs[index].keys()
-            keys = [key for key in pairs[0] if key in common]
-            if len(keys) < 2:
-                raise ConfigError(f"--paired-by: {one.name}: {len(keys)} pairs with {first.name}")
-            base, counted = [pairs[0][k] for k in keys], [pairs[index][k] for k in keys]
-            unpaired = len(pairs[0]) + len(pairs[index]) - 2 * len(keys)
-            result = dataclasses.replace(result, pairs=len(keys), unpaired=unpaired)
-        return dataclasses.replace(result, **self._versus(base, counted))
-
-    def _against_target(self, values: Values) -> dict[str, Any]:
-        """Return whether a mean meets the target, what runs that needs, and what looking does."""
-        rules, target = self.rules, self.rules.target
-        assert target is not None
-        sign = 1.0 if self.lower else -1.0
-        test = statistics.against(sign * values, sign * target.value, rules.level, rules.sd)
-        found: dict[str, Any] = {"target": test}
-        if len(self.sets) < 2 and test.error > 0:
-            counts = [len(values)]
-            found["p_if_repeated"] = statistics.p_if_repeated(test.p, counts, True)
-            sd = rules.sd or float(values.std(ddof=1))
-            error, freedom = test.error, test.freedom
-            if math.isfinite(freedom):
-                found["detectable"] = statistics.detectable(error, freedom, rules.level, True)
-            if rules.margin is not None:
-                needed = statistics.runs_needed(rules.margin, sd, rules.level, True, 1)
-                found["runs_needed"] = needed
-        return found
-
-    def _versus(self, base: Sequence[FinishedRun], runs: Sequence[FinishedRun]) -> dict[str, Any]:
-        """Return the tests of runs against those of the first set."""
-        rules, paired = self.rules, self.rules.paired_by is not None
-        (a, a_s), (b, b_s) = self._arrays(base), self._arrays(runs)
-        level, one_sided = rules.level, rules.one_sided
-        rising = (a, b) if self.lower else (-a, -b)
-        difference = statistics.compare(*rising, level, one_sided, paired=paired)
-        found: dict[str, Any] = {"difference": difference if self.lower else _mirrored(difference)}
-        if self.lower and min(a.min(), b.min()) > 0:
-            found["ratio"] = statistics.compare(a, b, level, one_sided, True, paired)
-        if len(a_s) and len(b_s) and min(a_s.min(), b_s.min()) > 0:
-            found["time"] = statistics.compare(a_s, b_s, level, one_sided, True, paired)
-        if rules.margin is not None:
-            found["no_worse"] = statistics.compare(
-                *rising, rules.side_level, True, paired=paired, bound=rules.margin
+    def _candidates(self, sets: Sequence[FinishedSet]) -> list[Candidate]:
+        """Return the sets as candidates, with p-values that are corrected over all of them."""
+        tests, candidates = [one.tests.get(self._deciding) for one in sets], list[Candidate]()
+        for index, p_holm in enumerate(holm([test.p if test else None for test in tests])):
+            one, test, runs = sets[index], tests[index], self.counted[index]
+            effect = test and test.model_copy(update={"p_holm": p_holm})
+            values, seconds = (
+                of[np.isfinite(of)].tolist() for of in (self._values(runs), self._seconds(runs))
             )
-            is_finite = bool(np.isfinite(a).all() and np.isfinite(b).all())
-            sd = math.hypot(a.std(ddof=1), b.std(ddof=1)) / math.sqrt(2) if is_finite else 0.0
-            if sd > 0:
-                needed = statistics.runs_needed(rules.margin, sd, rules.side_level, True)
-                found["runs_needed"] = needed
-        decides = found.get("time") if rules.better == "time" else difference
-        if isinstance(decides, Test) and decides.error > 0:
-            shift = statistics.detectable(decides.error, decides.freedom, level, one_sided)
-            found["detectable"] = math.expm1(shift) if rules.better == "time" else shift
-            counts = [len(a), len(b)]
-            found["p_if_repeated"] = statistics.p_if_repeated(decides.p, counts, one_sided)
-        return found
+            compared = seconds if self.by_time else values
+            irregular = [len(one.irregular.get(what, ())) for what in ("diverged", "missed")]
+            candidates.append(
+                Candidate(
+                    name=self.names[index], configuration={}, trial=None,
+                    verdict=self._verdict(one, effect) if index else Verdict.BASELINE,
+                    runs=len(self.sets[index]), failures=sum(irregular),
+                    value=mean(compared), sd=sd(compared), values=compared, effect=effect,
+                    speedup=None, evaluations=sum(one.evaluations) / 2,
+                    others={self.experiment.objective: values} if self.by_time else {},
+                )
+            )  # fmt: skip
+        return candidates
 
-    def verdict(self, result: SetResult) -> str:
-        """Return how a set compares with the first: `better`, `worse`, `no_difference`, or
-        `quality_not_shown`: it takes less time, and its values are not shown to be good enough."""
-        test, rules = result.decides, self.rules
-        if test is None or result.p_holm is None or result.p_holm >= rules.level:
-            return "no_difference"
-        if not self._is_ahead(result, test):
-            return "worse"
-        return "better" if all(self.quality(result).values()) else "quality_not_shown"
-
-    def _is_ahead(self, result: SetResult, test: Test) -> bool:
-        if math.isnan(test.estimate):  # by ranks
-            return test.lead > 0
-        if result.seconds_decide:
-            return test.estimate < 1
-        return (test.estimate < 0) == self.lower
-
-    def quality(self, result: SetResult) -> dict[str, bool]:
-        """Return what has to be shown of the values for less time to count, and whether it is."""
-        if self.rules.better == "value":
-            return {}
-        gates = {"target": result.target, "margin": result.no_worse}
-        return {name: test.p < self.rules.side_level for name, test in gates.items() if test}
-
-
-def _mirrored(test: Test) -> Test:
-    """Return the test of a difference of values whose signs were turned."""
-    return test._replace(estimate=-test.estimate, low=-test.high, high=-test.low)
+    def result(self, name: str) -> Result:
+        """Return what the runs have shown, but for the sentences."""
+        sets, rule, objective = self._sets(), self.rule, self.experiment.objective
+        first, *others = candidates = self._candidates(sets)
+        ahead = [
+            (one.effect.p_holm or 0.0, one) for one in others
+            if one.verdict == Verdict.BETTER and one.effect is not None
+        ]  # fmt: skip
+        leader = min(ahead, key=lambda one: one[0])[1] if ahead else None
+        last = others[0] if len(others) == 1 else leader
+        target, counts = self.experiment.limit.target, list(map(len, self.counted))
+        return Result(
+            name=name, kind="finished", objective=objective,
+            metric="seconds of a run" if self.by_time else objective,
+            direction="min" if self.by_time else self.experiment.mode, target=target,
+            budget_s=None, budget_unit="wall", clock="logs", start_up_share=None,
+            verdict=last.verdict if last else Verdict.NO_DIFFERENCE if others else None,
+            state=None, best=(leader or first).name, candidates=candidates,
+            rule=Rule(
+                level=rule.level, one_sided=rule.one_sided, fixed=True, within=None,
+                margin=rule.margin, better_in=rule.better, target=target, equal_sides=False,
+                rounds=min(counts), max_rounds=max(counts), at_once=1,
+            ),
+            rough=min(counts) < 9, failure=None, runs=sum(one.runs for one in candidates),
+            disturbed=None, seconds={}, device_s=None, price=None, files={},
+            finished=Finished(paired_by=self.how.paired_by, sd=self.how.sd, sets=sets),
+        )  # fmt: skip

@@ -6,42 +6,26 @@ what a p-value is worth if somebody tested after every run.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import special  # scipy.stats takes seconds to import: only ranks need it
 
-from tunediff.analysis.statistics import printed_step, quantile
+from tunediff.analysis.statistics import Scale, printed_step, quantile
+from tunediff.report.result import Test
 
 POWER = 0.8
 """Probability with which `detectable` and `runs_needed` mean that a difference is found."""
 FIRST_TEST, SIMULATIONS, RESAMPLES = 3, 20_000, 4_000
 """Runs before which nobody tests; simulated series of tests; resamples of a bootstrap."""
-MOST_RUNS = 100_000
+MOST_RUNS, MOST_DRAWN, BLOCK = 100_000, 20_000_000, 1_000_000
+"""Runs that anybody makes; values that simulations draw of a set, in all (fewer series of long
+ones) and at a time."""
 Values = NDArray[np.float64]
-
-
-class Test(NamedTuple):
-    """The result of one test of a difference of means, or of a mean from a number."""
-
-    method: str
-    """`welch`, `paired_t`, `one_sample_t`, `z`, `rank_sum` or `sign`."""
-    estimate: float
-    """Difference, or ratio of geometric means; NaN: a test by ranks has none."""
-    low: float
-    """Its confidence interval of 1 − level; of a one-sided test 1 − 2 × level."""
-    high: float
-    p: float
-    """Two-sided; one-sided for «is smaller» where that was asked."""
-    freedom: float = math.nan
-    error: float = math.nan
-    """Degrees of freedom and standard error of the difference, of its logarithm for a ratio."""
-    ratios: bool = False
-    lead: int = 0
-    """By ranks: comparisons of two runs in which B is smaller, less those in which it is larger."""
 
 
 def _mean_error(values: Values, step: float) -> float:
@@ -52,83 +36,83 @@ def _mean_error(values: Values, step: float) -> float:
 
 def _test(
     method: str, offset: float, error: float, freedom: float, level: float, one_sided: bool,
-    bound: float = 0.0,
+    bound: float = 0.0, sign: float = 1.0,
 ) -> Test:  # fmt: skip
-    """Return the t-test (freedom = ∞: z-test) of an offset against `bound`, which is smaller for a
-    one-sided one."""
-    t = (offset - bound) / error
-    below = special.ndtr(t) if math.isinf(freedom) else special.stdtr(freedom, t)
-    p = float(below) if one_sided else 2 * float(min(below, 1 - below))
-    sides = 1 if one_sided else 2
-    limit = (
-        -float(special.ndtri(level / sides))
-        if math.isinf(freedom)
-        else quantile(1 - level / sides, freedom)
-    )
-    half = limit * error
-    return Test(method, offset, offset - half, offset + half, min(1.0, p), freedom, error)
+    """Return the t-test (freedom = ∞: z-test) of an offset against `bound`: whether it is smaller,
+    or for the sign −1 whether its negative is. Its interval is of 1 − level, of a one-sided test of
+    1 − 2 × level."""
+    t = (sign * offset - bound) / error
+    p = float(special.stdtr(freedom, t if one_sided else -abs(t))) * (1 if one_sided else 2)
+    half = quantile(1 - level / (1 if one_sided else 2), freedom) * error
+    return Test(
+        kind="difference", value=offset, low=offset - half, high=offset + half, p=p,
+        method=method, shown=p < level, ahead=t < 0, error=error,
+        freedom=freedom if math.isfinite(freedom) else None,
+    )  # fmt: skip
 
 
 def compare(
-    a: Values, b: Values, level: float, one_sided: bool = False, ratios: bool = False,
-    paired: bool = False, bound: float = 0.0,
+    a: Values, b: Values, level: float, one_sided: bool = False, *, ratios: bool = False,
+    paired: bool = False, bound: float = 0.0, sign: float = 1.0,
 ) -> Test:  # fmt: skip
     """Test whether B's mean differs from A's: Welch's t-test, of pairs Student's.
 
-    a, b: values of at least two runs each; infinite ones, which are longer than any, are compared
-    by ranks (Mann–Whitney), pairs by their signs. ratios: of geometric means, for positive values. bound: the
-    difference, or ratio − 1, that a one-sided test shows B to be below. Source of the degrees of
-    freedom: B. L. Welch, Biometrika 34 (1947), 28–35.
+    a, b: values of at least two runs each; infinite ones, which are worse than any, are compared by
+    ranks (Mann–Whitney), pairs by their signs. ratios: of geometric means, for positive values.
+    bound: the difference that a one-sided test shows B to be below. sign: −1 where larger values
+    are better. Source of the degrees of freedom: B. L. Welch, Biometrika 34 (1947), 28–35.
     """
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return _by_ranks(a, b, one_sided, paired)
-    step = printed_step(np.concatenate([a, b]))
+    both = np.concatenate([a, b])
+    if not np.isfinite(both).all():
+        return _by_ranks(sign * a, sign * b, level, one_sided, paired)
+    scale, step = Scale(ratios), printed_step(both)
+    x, y = scale.to_model(a), scale.to_model(b)
     steps = [step / float(side.mean()) if ratios else step for side in (a, b)]
-    x, y = (np.log(a), np.log(b)) if ratios else (a, b)
-    offset = float(y.mean() - x.mean())
     if paired:
         error, freedom = _mean_error(y - x, math.hypot(*steps)), len(x) - 1.0
     else:
         errors = [_mean_error(side, of) for side, of in zip((x, y), steps, strict=True)]
         error = math.hypot(*errors)
-        parts = [e**4 / (len(side) - 1) for e, side in zip(errors, (x, y), strict=True)]
-        freedom = error**4 / sum(parts) if error else len(x) + len(y) - 2.0
-    error = max(error, 1e-300)
-    if ratios:
-        bound = math.log1p(bound)
-    test = _test("paired_t" if paired else "welch", offset, error, freedom, level, one_sided, bound)
+        parts = [(e / error) ** 4 / (len(of) - 1) for e, of in zip(errors, (x, y), strict=True)]
+        freedom = 1 / sum(parts)
+    offset = float(y.mean() - x.mean())
+    method = "paired_t" if paired else "welch"
+    test = _test(method, offset, error, freedom, level, one_sided, bound, sign)
     if not ratios:
         return test
-    middle, low, high = (math.exp(value) for value in test[1:4])
-    return test._replace(estimate=middle, low=low, high=high, ratios=True)
+    ends = {"value": test.value, "low": test.low, "high": test.high}
+    return test.model_copy(
+        update={"kind": "ratio"} | {name: scale.back(end or 0.0) for name, end in ends.items()}
+    )
 
 
-def _by_ranks(a: Values, b: Values, one_sided: bool, paired: bool) -> Test:
+def _by_ranks(a: Values, b: Values, level: float, one_sided: bool, paired: bool) -> Test:
     from scipy import stats
 
-    nan, side = math.nan, "less" if one_sided else "two-sided"
     if paired:
         lower, higher = int((b < a).sum()), int((b > a).sum())
         other = "greater" if one_sided else "two-sided"
         p = stats.binomtest(lower, lower + higher, 0.5, other).pvalue if lower + higher else 1.0
-        return Test("sign", nan, nan, nan, float(p), lead=lower - higher)
-    p = stats.mannwhitneyu(b, a, alternative=side).pvalue
-    lead = int((b[:, None] < a).sum()) - int((b[:, None] > a).sum())
-    return Test("rank_sum", nan, nan, nan, float(p), lead=lead)
+    else:
+        p = stats.mannwhitneyu(b, a, alternative="less" if one_sided else "two-sided").pvalue
+        lower, higher = int((b[:, None] < a).sum()), int((b[:, None] > a).sum())
+    return Test(
+        kind="difference", p=float(p), method="sign" if paired else "rank_sum",
+        shown=bool(p < level), ahead=lower > higher,
+    )  # fmt: skip
 
 
 def against(
-    values: Values, number: float, level: float, sd: float | None = None, one_sided: bool = True
+    values: Values, number: float, level: float, sd: float | None = None, sign: float = 1.0
 ) -> Test:
-    """Test whether a mean is below a number (or differs from it): Student's t-test, or a z-test
-    with the given standard deviation of a run."""
+    """Test whether a mean is below a number (above it for the sign −1): Student's t-test, or a
+    z-test with the given standard deviation of a run. An infinite mean never is."""
     if not np.isfinite(values).all():
-        return Test("one_sample_t", math.nan, math.nan, math.nan, 1.0)
-    offset, count = float(values.mean()) - number, len(values)
-    if sd is not None:
-        return _test("z", offset, sd / math.sqrt(count), math.inf, level, one_sided)
-    error = _mean_error(values, printed_step(values))
-    return _test("one_sample_t", offset, error, count - 1.0, level, one_sided)
+        return Test(kind="difference", p=1.0, method="one_sample_t", shown=False, ahead=False)
+    count, method = len(values), "one_sample_t" if sd is None else "z"
+    error = _mean_error(values, printed_step(values)) if sd is None else sd / math.sqrt(count)
+    freedom = count - 1.0 if sd is None else math.inf
+    return _test(method, float(values.mean()) - number, error, freedom, level, True, sign=sign)
 
 
 # ---- power
@@ -142,8 +126,10 @@ def power_of(shift: float, error: float, freedom: float, level: float, one_sided
 
 
 def detectable(error: float, freedom: float, level: float, one_sided: bool) -> float:
-    """Return the true difference that a t-test of this standard error finds with `POWER`."""
+    """Return the true difference that a test of this standard error finds with `POWER`."""
     limit = quantile(1 - level / (1 if one_sided else 2), freedom)
+    if math.isinf(freedom):
+        return (limit + quantile(POWER, freedom)) * error
     return float(special.nctdtrinc(freedom, 1 - POWER, limit)) * error
 
 
@@ -157,86 +143,67 @@ def runs_needed(
         error, freedom = sd * math.sqrt(sets / runs), float(sets * (runs - 1))
         return power_of(margin, error, freedom, level, one_sided) >= POWER
 
-    low, high = 1, 2
-    while not finds(high):
-        low, high = high, 2 * high
-        if high > MOST_RUNS:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if finds(middle) else (middle, high)
-    return high
+    runs = 2 + bisect.bisect_left(range(2, MOST_RUNS), True, key=finds)
+    return runs if runs < MOST_RUNS else None
 
 
 # ---- what looking does
 def p_if_repeated(p: float, counts: Sequence[int], one_sided: bool) -> float:
     """Return how often equal runs reach `p` if a t-test is made after each run from the third on.
 
-    counts: of runs, of one set (against a number) or of two. Simulated with normal values.
+    counts: of runs, of one set (against a number) or of two. Simulated with normal values, in
+    blocks: memory does not grow with the runs.
     """
     draw, longest = np.random.default_rng(0), max(counts)
-    sums = []
-    for count in counts:
-        values = draw.standard_normal((SIMULATIONS, count))
-        number = np.arange(1, count + 1)
+    series, block = min(SIMULATIONS, MOST_DRAWN // longest), max(1, BLOCK // longest)
+    sizes = [min(block, series - begin) for begin in range(0, series, block)]
+    return sum(_reached(p, counts, one_sided, size, draw) for size in sizes) / series
+
+
+def _reached(
+    p: float, counts: Sequence[int], one_sided: bool, series: int, draw: np.random.Generator
+) -> int:
+    """Return how many of so many simulated series reach `p` in one of their tests."""
+    longest = max(counts)
+    offset, variance, parts = (np.zeros((series, 1)) for _ in range(3))
+    for sign, count in zip((1, -1), counts, strict=False):
+        values, number = draw.standard_normal((series, count)), np.arange(1, count + 1)
         means = values.cumsum(axis=1) / number
         squares = (values**2).cumsum(axis=1) - number * means**2
-        with np.errstate(divide="ignore", invalid="ignore"):
-            sums.append((means, squares / (number - 1) / number, number))
-    reached = np.zeros(SIMULATIONS, dtype=bool)
-    for after in range(min(FIRST_TEST, longest), longest + 1):
-        at = [min(after, count) - 1 for count in counts]
-        offset = sums[0][0][:, at[0]] - (sums[1][0][:, at[1]] if len(counts) > 1 else 0.0)
-        variances = [of[1][:, i] for of, i in zip(sums, at, strict=True)]
-        variance = np.sum(variances, axis=0)
-        parts = [v**2 / max(1, i) for v, i in zip(variances, at, strict=True)]
-        t = offset / np.sqrt(variance)
-        below = special.stdtr(variance**2 / np.sum(parts, axis=0), t)
-        reached |= (below if one_sided else 2 * np.minimum(below, 1 - below)) <= p
-    return float(reached.mean())
+        # Tests [series, number of runs]; the shorter set has all of its runs in the last ones
+        at = np.minimum(np.arange(min(FIRST_TEST, longest), longest + 1), count) - 1
+        error = (squares[:, at] / np.maximum(at, 1)) / (at + 1)
+        offset, variance = offset + sign * means[:, at], variance + error
+        parts = parts + error**2 / np.maximum(at, 1)
+    t = offset / np.sqrt(variance)
+    t, tail = (t, p) if one_sided else (-np.abs(t), p / 2)
+    # Student's distribution is slow to compute, and has wider tails than the normal one
+    near = t <= (special.ndtri(tail) if tail < 0.5 else math.inf)
+    reached = np.zeros_like(near)
+    reached[near] = special.stdtr((variance**2 / parts)[near], t[near]) <= tail
+    return int(reached.any(axis=1).sum())
 
 
 # ---- ranks
-class Rank(NamedTuple):
-    """The place of one set among all, the smallest first, and what chance leaves of it."""
-
-    rank: int
-    low: int
-    """Places in 95 % of resamples."""
-    high: int
-    ahead_of_next: float | None
-    """Share of resamples in which it is before the next one; None: of the last."""
-
-
 def ranks(
-    sets: Sequence[Values], score: Callable[[Sequence[Values]], Values], seed: int = 0
-) -> list[Rank]:
-    """Return the place of each set by `score` (smaller is better, one number a set) with intervals
-    by a bootstrap: the runs of each set are drawn again, with replacement."""
-    draw = np.random.default_rng(seed)
-    scores = score(sets)
-    order = np.argsort(scores, kind="stable")
-    places = np.empty((RESAMPLES, len(sets)), dtype=int)
-    resampled = np.empty((RESAMPLES, len(sets)))
-    for i in range(RESAMPLES):
-        resampled[i] = score([draw.choice(values, len(values)) for values in sets])
-        places[i, np.argsort(resampled[i], kind="stable")] = np.arange(1, len(sets) + 1)
-    result: list[Rank | None] = [None] * len(sets)
-    for place, index in enumerate(order):
-        low, high = np.quantile(places[:, index], [0.025, 0.975], method="nearest")
-        ahead = None
-        if place + 1 < len(order):
-            behind = resampled[:, order[place + 1]]
-            ahead = float((resampled[:, index] < behind).mean())
-        result[index] = Rank(place + 1, int(low), int(high), ahead)
-    return [rank for rank in result if rank is not None]
+    sets: Sequence[Values], score: Callable[..., Any]
+) -> list[tuple[list[int], float | None]]:
+    """Return of each set its place and the ends of the places in 95 % of resamples, the smallest
+    first; and in which share of them it is before the next one, None: of the last.
 
-
-def medians(sets: Sequence[Values]) -> Values:
-    """Return the median of each set; misses are infinite."""
-    return np.array([np.median(values) for values in sets])
-
-
-def means(sets: Sequence[Values]) -> Values:
-    """Return the mean of each set; infinite with a miss."""
-    return np.array([values.mean() for values in sets])
+    score: `np.mean` or `np.median` of the runs. Resamples are those of a bootstrap: the runs of each
+    set are drawn again, with replacement.
+    """
+    draw = np.random.default_rng(0)
+    drawn = np.stack([
+        score(draw.choice(values, (RESAMPLES, len(values))), axis=1) for values in sets
+    ])  # fmt: skip
+    places = 1 + drawn.argsort(axis=0, kind="stable").argsort(axis=0)
+    ends = np.quantile(places, [0.025, 0.975], axis=1, method="nearest").T.astype(int).tolist()
+    order = np.argsort([score(values) for values in sets], kind="stable").tolist()
+    found = list[tuple[list[int], float | None]]()
+    for index, interval in enumerate(ends):
+        place = order.index(index)
+        ahead = [float((drawn[index] < drawn[of]).mean()) for of in order[place + 1 : place + 2]]
+        found.append(([place + 1, *interval], ahead[0] if ahead else None))
+    return found

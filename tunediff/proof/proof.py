@@ -173,7 +173,7 @@ def verify(folder: Path) -> CheckedFolder:
     faults = [
         *_other_files(folder, files),
         *_other_rules(comparison),
-        *_other_numbers(computed, result),
+        *other_numbers(computed, result),
         *_other_comment(folder / COMMENT, comparison),
         *_other_code(folder, code, large),
         *_other_runs(comparison, code),
@@ -215,7 +215,7 @@ def _other_rules(comparison: Comparison) -> Iterator[str]:
         yield f"{model.FILE}: pairs: {most} is not allowed; allowed: {allowed}"
 
 
-def _other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[str]:
+def other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[str]:
     """Yield each key of the result that the journals contradict."""
     for key, value in computed.items():
         other = said.get(key)
@@ -223,12 +223,12 @@ def _other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iter
         if isinstance(value, list) and isinstance(other, list):
             parts = list(zip(value, other, strict=False))
         if isinstance(value, Mapping) and isinstance(other, Mapping):
-            yield from _other_numbers(value, other)
+            yield from other_numbers(value, other)
         elif not _equal(value, other):
             yield f"{key}: {other} in {RESULT}, {value} by the journals"
         elif parts and isinstance(value[0], Mapping):
             for one, two in parts:
-                yield from _other_numbers(one, two)
+                yield from other_numbers(one, two)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -22,6 +22,7 @@ from tunediff.report.charts import Build
 from tunediff.report.context import ReportContext
 from tunediff.report.result import JSON, PAGE, Result
 from tunediff.report.sections import Block
+from tunediff.report.text import candidates_table
 
 Contents = list[tuple[str, str, list[Block]]]
 """(id, heading, blocks) of the sections that say something."""
@@ -111,12 +112,20 @@ def write_sides(comparison: Comparison) -> Path:
     )
 
 
-def write_finished(folder: Path, found: Result, sections: Contents) -> Path:
+def write_finished(folder: Path, found: Result) -> Path:
     """Write page and JSON of finished runs into a folder; return the page. Raises `OSError`."""
-    about = f"{found.runs} finished runs, by {found.objective}"
-    foot = "Data: runs/ in this folder"
-    return _write(folder, title=folder.name, about=about, state="", sections=sections, foot=foot,
-                  found=found)  # fmt: skip
+    first, *more = found.summary
+    rows = sections.table(candidates_table(found), words=2, stacks=True)
+    blocks = [sections.block("lead", first), rows, *(sections.block("p", line) for line in more)]
+    return _write(
+        folder,
+        title=folder.name,
+        about=f"{found.runs} finished runs, by {found.objective}",
+        state="",
+        sections=[("result", "Result", blocks)],
+        foot="Data: runs/ in this folder",
+        found=found,
+    )
 
 
 def _write(out: Path, found: Result, **content: object) -> Path:

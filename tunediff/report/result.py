@@ -215,29 +215,34 @@ class Sides(Part):
     ledger: Ledger | None
 
 
-class Shown(Part):
-    """Whether something is shown of a set of finished runs, by a one-sided test."""
+class Test(Effect):
+    """A test of finished runs, against the first set or against a number."""
 
     method: str
+    """welch, paired_t, one_sample_t or z; by ranks, where a run missed or diverged: rank_sum, sign"""
     p: float
     shown: bool
-    bound: float | None
-    """upper end of its interval, less what it was compared with"""
+    """whether p is below its level; ahead: whether the estimate is on the better side"""
+    ahead: bool
+    error: float | None = None
+    """standard error and degrees of freedom, of the logarithm for a ratio; null: by ranks, or known"""
+    freedom: float | None = None
 
 
 class FinishedSet(Part):
     """What only a set of finished runs has."""
 
-    method: str | None
-    """of the deciding test: welch, paired_t, rank_sum or sign; null: the first set"""
-    difference: Effect | None
-    """of the values, of their geometric means, and of the seconds"""
-    ratio: Effect | None
-    time: Effect | None
-    no_worse: Shown | None
-    """that values are worse than the first set's by less than --margin"""
-    meets_target: Shown | None
-    """that the mean meets --target"""
+    tests: dict[str, Test]
+    """difference and ratio of the values, and ratio of the seconds (time), to the first set's;
+    no_worse: values are worse by less than --margin; meets_target: the mean meets --target"""
+    counted: int
+    """runs, or pairs, of which they are"""
+    irregular: dict[str, list[str]]
+    """names of runs without_value or unpaired, which do not count, and of those that diverged or
+    missed the target, which count as worse than any"""
+    evaluations: list[int]
+    """fewest and most of a run, and the steps of the shortest and the longest"""
+    lengths: list[float]
     runs_needed: int | None
     """of a set, to show the margin in 80 %; null: nothing to show, or over 100,000"""
     p_if_repeated: float | None
@@ -246,15 +251,6 @@ class FinishedSet(Part):
     """of several sets, with 95 % of resamples"""
     ahead_of_next: float | None
     """in how many resamples"""
-    without_value: int
-    """logs without a value, runs that diverged, and runs that missed the target"""
-    diverged: int
-    missed: int
-    evaluations: list[int]
-    """fewest and most of a run, and the steps of the shortest and the longest"""
-    lengths: list[float]
-    pairs: int | None
-    unpaired: int
 
 
 class Finished(Part):

@@ -61,7 +61,8 @@ def lines(result: Result) -> list[str]:
         "runs": result.runs,
         "seconds": ", ".join(
             f"{part} {number(spent_s)}" for part, spent_s in result.seconds.items()
-        ),
+        )
+        or None,
         "device_s": result.device_s,
         "price": result.price,
         **result.files,
