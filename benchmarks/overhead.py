@@ -57,13 +57,14 @@ def trivial(spec: TrialSpec) -> Iterator[dict[str, float]]:
     import os
 
     from tunediff.core import trial_record as record
+    from tunediff.core.journal import Journal
     from tunediff.tuning import trial
 
     value = 1.0 + abs(math.log10(spec.drawn["optimizer.lr"]) + 3) + spec.drawn["model.dropout"]
-    config, seconds, journal = spec.config, spec.budget.seconds or 60.0, spec.begin()
+    seconds, journal = spec.budget.seconds or 60.0, Journal(spec.folder)
     journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
-    for index in range(1, config.evaluation.points + 1):
-        fraction = index / config.evaluation.points
+    for index in range(1, spec.points + 1):
+        fraction = index / spec.points
         metrics = {spec.metric: value * (2 - fraction), "label": "made up"}
         point = Point(
             index, seconds * fraction, samples=1000 * index, steps=index, fraction=fraction, samples_per_s=1000.0,

@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import json
 import os
-import pickle
 import statistics
 import subprocess
 import sys
@@ -156,7 +155,7 @@ def of_memory(storage: Path) -> dict[str, Any]:
         folder = storage / f"slot{slot}"
         Journal(folder).start(*cfg.identity(config), {}, 600.0)
         job = TrialSpec(
-            name=folder.name, folder=folder, drawn={}, pickled=pickle.dumps(config), workload="diffusion", points=1,
+            name=folder.name, folder=folder, drawn={}, workload="diffusion", points=1,
             budget=Budget(600.0), deadline_s=600.0, metric="frechet", mode="min", evaluates=False,
         )  # fmt: skip
         jobs.append(job)

@@ -35,7 +35,6 @@ def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True, refu
     spec = suggestion["spec"]
     journal = Journal(spec.folder)
     if begin:
-        spec.begin()
         journal.write("worker", device="cpu", threads=2)
     if refusal:
         journal.write("decision", rule="capture", outcome="refused", reason=refusal)

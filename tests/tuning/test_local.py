@@ -31,7 +31,7 @@ def slots(tmp_path_factory):
 def placed(slots, job):
     """The job on the slot, as the loop places it."""
     job = dataclasses.replace(job, metric="samples_per_s", deadline_s=3600.0)  # nothing is judged here
-    allocation = slots.devices.take(job.config.parallel.workers)
+    allocation = slots.devices.take(job.group.size)
     slots.devices.give(allocation.slot)
     return job.on(allocation)
 
@@ -53,7 +53,7 @@ def test_a_run_that_is_killed_begins_again_from_its_checkpoint(slots, tmp_path):
     list(points)
     found = record.read_trial(job.folder)
     assert (found.status, [point.index for point in found.points]) == ("ok", [1, 2])
-    assert found.attempts == 3  # `job_of` has begun one
+    assert found.attempts == 2
 
 
 WITHOUT_RAY = {

@@ -128,17 +128,21 @@ def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):
     assert second.suggest("y")["trial"] == "t0002"
 
 
-def test_number_of_a_trial_that_was_killed_before_its_journal_began_is_given_again(make):
+def test_a_trial_that_was_killed_before_its_worker_began_goes_on_as_what_it_is(make):
+    """Also one of whose journal the first line was cut."""
     first = make(slots=2)
-    first.suggest("a")  # its driver never wrote a line
-    end(first, later := first.suggest("b"), None, status=None)
+    cut, whole = first.suggest("a"), first.suggest("b")  # neither had a driver
+    journal = cut["spec"].folder / record.JOURNAL
+    journal.write_bytes(journal.read_bytes()[:100])
 
     second = make(slots=2)
     again, new = second.suggest("x"), second.suggest("y")
-    assert (
-        (again["trial"], again["spec"].drawn) == (later["trial"], later["spec"].drawn) == ("t0001", again["spec"].drawn)
-    )
+    assert (again["trial"], again["spec"].drawn) == (whole["trial"], whole["spec"].drawn)
     assert (new["trial"], new["loader.batch_size"]) == ("t0000", 128), "the baseline"
+    for suggestion, attempts in ((again, 2), (new, 1)):
+        found = record.read_trial(suggestion["spec"].folder)
+        assert (found.attempts, found.finished, found.drawn) == (attempts, False, suggestion["spec"].drawn)
+        assert cfg.configuration_in(suggestion["spec"].folder) == second.proposer.space.config(found.drawn)
 
 
 def test_study_of_a_session_is_a_file_for_the_dashboard(make, tmp_path):
@@ -214,7 +218,7 @@ def test_contradicting_knobs_are_drawn_again(make):
 def test_curve_of_a_pruned_trial_is_in_the_study_without_its_void_points(make, resumed):
     """TPE sorts pruned trials by it."""
     searcher = make(early_stopping="asha")
-    journal = searcher.suggest("a")["spec"].begin()
+    journal = Journal(searcher.suggest("a")["spec"].folder)
     for index, value in ((1, 9.0), (2, 8.5)):
         journal.point(point(index, index * 1.0, frechet=value))
     journal.restarted()
@@ -428,9 +432,6 @@ def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
     places = Pool(ResourcePartition(machines, (1,), False, True), lambda: machines)
     searcher = make(places=places, budget={"per_trial": "3s", "trials": 2})
     first, second = searcher.suggest("a"), searcher.suggest("b")
-    Journal(searcher.proposer.experiment / "trials" / first["trial"]).start(
-        *cfg.identity(searcher.proposer.space.config(first["spec"].drawn)), first["spec"].drawn, 3.0, 0
-    )
     Journal(searcher.proposer.experiment / "trials" / first["trial"]).write("lost", nodes=["a"], reason="died")
     end(searcher, second, "b")
     assert searcher.suggest("c") is None, "Tune would never ask again"

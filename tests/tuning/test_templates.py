@@ -1,7 +1,5 @@
 """Trials in processes that are forked from templates: equal to those of a fresh process, and without a trace."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -72,7 +70,7 @@ def test_a_forked_run_has_the_curve_of_any_other_process(templates, tmp_path):
         )
     }
     worker.work(jobs["here"], Parent(jobs["here"].folder), alone())
-    other = train(templates, dataclasses.replace(jobs["other"], loads_in_processes=True))
+    other = train(templates, jobs["other"])
     trials = [record.read_trial(jobs["here"].folder), train(templates, jobs["forked"]), other]
     assert [trial.status for trial in trials] == ["ok"] * 3
     here, forked, changed = map(curve, trials)

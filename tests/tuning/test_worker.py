@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import os
-import pickle
 import statistics
 import sys
 import types
@@ -62,7 +61,7 @@ def job_of(folder, config=CONFIG, samples=64, **changes):
     """A job whose trial has begun."""
     Journal(folder).start(*cfg.identity(config), {}, 1.0)
     job = TrialSpec(
-        name=folder.name, folder=folder, drawn={}, pickled=pickle.dumps(config), budget=Budget(samples=samples),
+        name=folder.name, folder=folder, drawn={}, budget=Budget(samples=samples),
         workload=config.schema.workload, points=config.evaluation.points,
         deadline_s=60.0, metric="frechet", mode="min", evaluates=False, attempt="a",
         group=WorkerGroupSpec(1, Placement(threads=torch.get_num_threads())),
@@ -191,11 +190,10 @@ def test_a_finished_trial_stays_ok_where_its_profile_fails(tmp_path, job, monkey
 
 
 @pytest.mark.nightly  # trains a classifier
-def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path, job):
+def test_a_finished_trial_is_judged_once_more_at_full_protocol(tmp_path):
     config = cfg.override(CONFIG, {"evaluation.images": 16, "evaluation.steps": 2, "evaluation.validation_images": 0})
     final = {"evaluation.images": 32, "evaluation.steps": 3}
-    wanted = dataclasses.replace(job, pickled=pickle.dumps(config), evaluates=True, final=final)
-    worker.work(wanted, Parent(tmp_path), alone())
+    worker.work(job_of(tmp_path, config, evaluates=True, final=final), Parent(tmp_path), alone())
     assert kinds(tmp_path) == ["start", "worker", "about", "point", "point", "final", "end"]
     last = record.read_trial(tmp_path).points[-1]
     assert last["final_frechet"] != last["frechet"]

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from tunediff import config as cfg
 from tunediff.analysis import journals
 from tunediff.api import notebook, search_setup
 from tunediff.api.calls import Knobs, called, folder, plain, words
@@ -57,9 +58,9 @@ class AskedTrial:
         """Its name in the search, such as `t0003`, and its number there; 0 is the baseline."""
         self.drawn = dict(spec.drawn)
         """The search's knobs by dotted name; of a repeated run also its `seed`."""
-        self.config: Any = spec.config
+        self.config: Any = cfg.configuration_in(spec.folder)
         """The complete configuration: `config.seed`, `config.loader`, `config.knobs` …"""
-        self.knobs: Any = spec.config.knobs
+        self.knobs: Any = self.config.knobs
         """The workload's `Knobs`, as `train(trial)` reads them."""
         self.budget_s = spec.budget.seconds
         """The training seconds that it has."""
@@ -140,7 +141,7 @@ class AskTellStudy:
             self._exhausted = spec is None
             if spec is None:
                 return None
-            spec.begin().restarted()
+            journal.Journal(spec.folder).restarted()
             self._running[spec.name] = trial = AskedTrial(self, spec)
             self._listeners.tell("start", spec.name, spec.drawn)
             return trial
@@ -249,7 +250,7 @@ class AskTellStudy:
         index, least_s = (points[-1].index + 1, points[-1].train_s) if points else (1, 0.0)
         allowed = f"training seconds so far, at least {least_s:g}"
         allow(train_s >= least_s, "time_s", train_s, allowed)
-        point = {"device_s": train_s * trial._spec.config.devices, "samples": 0, "steps": index}
+        point = {"device_s": train_s * trial.config.devices, "samples": 0, "steps": index}
         if (samples := float(measured.get("samples", 0))) and train_s:
             point["samples_per_s"] = samples / train_s
         if budget_s:
@@ -273,7 +274,7 @@ class AskTellStudy:
         seconds = {"train": last.train_s} if last is not None else {}
         end = End(status, reason, seconds, last.steps if last is not None else 0)
         journal.Journal(spec.folder).end(end)
-        self._proposer.tell(spec, record.read_trial(spec.folder), time.monotonic() - trial._began)
+        self._proposer.tell(spec, record.read_begun(spec.folder), time.monotonic() - trial._began)
         self._listeners.tell("end", trial.name, spec.drawn)
         del self._running[spec.name]  # last: what a full disk refuses is told again
 

@@ -65,10 +65,10 @@ def run(command: CommandRun, stopped: Callable[[], bool]) -> Iterator[Point | En
     printed `CHECKPOINT path`. Raises `OSError` where the journal cannot be written.
     """
     folder, journal = command.folder, Journal(command.folder)
-    starts = sum(line["event"] == "start" for line in trial_record.events(folder))
+    has_run = any(line["event"] == "worker" for line in trial_record.events(folder))
     if (state := resumable(folder)) is not None:
         journal.resumed(state.values)
-    elif starts > 1:
+    elif has_run:
         journal.restarted(INTERRUPTED)
     device = "cuda" if command.devices else "cpu"
     journal.write("worker", device=device, threads=command.threads or os.cpu_count())
@@ -173,7 +173,7 @@ class CommandBackend(Backend):
 
         Raises `ConfigError` where runs at the same time write the same files.
         """
-        config = spec.config
+        config = cfg.configuration_in(spec.folder)
         assert isinstance(config, CommandSystems)
         command = run_of(config, spec.folder, spec.budget.seconds)
         if self._run_devices:
@@ -185,7 +185,6 @@ class CommandBackend(Backend):
             runs_in = Path(command.definition.folder)
             if self._ended < PAIR and runs_in not in self._written:
                 self._written[runs_in] = WrittenFiles(runs_in, self._folder)
-        spec.begin()
         for event in run(command, check):
             if isinstance(event, Point):
                 yield event.flat

@@ -56,6 +56,10 @@ class Journal:
         }
         self.write("start", **content)
 
+    def start_again(self) -> None:
+        """Write that a further attempt begins at what `start` has written."""
+        self.write("start", environment=environment.describe(), pid=os.getpid())
+
     def point(self, point: Point) -> bool:
         """Write an evaluation. Return False if the journal has it already (index and steps)."""
         if (point.index, point.steps) in self._written():

@@ -3,7 +3,8 @@
 The journal in the experiment folder is the truth that `--resume`, the report and the export read.
 `journal.py` writes it, one JSON line per event:
 
-- `start`: an attempt begins, with configuration, seed, role, drawn knobs, budget and environment.
+- `start`: an attempt begins, with configuration, seed, role, drawn knobs, budget and environment;
+  of a further attempt with the environment alone.
 - `worker`: device and threads of the worker that trains the trial.
 - `about`: data and model.
 - `restarted`: the training begins at its first step although an earlier attempt had come
@@ -232,6 +233,13 @@ def read_trial(folder: Path) -> TrialRecord | None:
         why = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{folder / JOURNAL}: is damaged: {why}") from None
     return record and dataclasses.replace(record, points=list(record.points))
+
+
+def read_begun(folder: Path) -> TrialRecord:
+    """Return the record of a trial whose journal has begun; see `read_trial`."""
+    record = read_trial(folder)
+    assert record is not None, f"{folder}: no journal has begun"
+    return record
 
 
 @functools.lru_cache(maxsize=4096)  # 12 KiB for each entry, in every process

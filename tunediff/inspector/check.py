@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import pickle
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -222,8 +221,7 @@ def _tell(
 def _trained(config: Systems, folder: Path, train: Train, when: str = "", **settings: Any) -> _Run:
     """Train a run and return it. Raises `ConfigError` where it fails; `when`: what is special."""
     _train(config, folder, train, False, when, settings)
-    trial, events = record.read_trial(folder), record.events(folder)
-    assert trial is not None
+    trial, events = record.read_begun(folder), record.events(folder)
     facts = (event[FACTS] for event in events if event["event"] == "about" and FACTS in event)
     return _Run(trial, next(facts))
 
@@ -234,11 +232,11 @@ def _train(
 ) -> None:  # fmt: skip
     objective, title = cfg.of(config).objective, cfg.of(config).title
     spec = TrialSpec(
-        name=folder.name, folder=folder, drawn={}, pickled=pickle.dumps(config),
-        workload=config.schema.workload, points=STEPS, budget=Budget(steps=STEPS),
+        name=folder.name, folder=folder, drawn={}, workload=config.schema.workload, points=STEPS,
+        budget=Budget(steps=STEPS),
         deadline_s=LONGEST_S, metric=objective.name, mode=objective.mode, **settings,
     )  # fmt: skip
-    spec.begin()
+    spec.begin(config)
     train(spec, interrupted)
     trial = record.read_trial(folder)
     if trial is None or trial.end is None or trial.end.status == Status.OK:

@@ -95,17 +95,17 @@ class JudgedRounds(Rounds):
 
     comparison: Comparison
 
-    def settle(self, spec: TrialSpec, trial_record: TrialRecord | None) -> None:
+    def settle(self, spec: TrialSpec, trial_record: TrialRecord) -> None:
         super().settle(spec, judged(self.comparison, spec.folder, trial_record))
 
 
-def judged(comparison: Comparison, run: Path, record: TrialRecord | None) -> TrialRecord | None:
+def judged(comparison: Comparison, run: Path, record: TrialRecord) -> TrialRecord:
     """Write into the journal of a run what the judge says of it; return its record.
 
     A run of which it has no value has failed.
     """
     digest = comparison.experiment.judge
-    if digest is None or record is None or record.status != Status.OK or not record.points:
+    if digest is None or record.status != Status.OK or not record.points:
         return record
     if record.value(comparison.metric) is not None:  # a resumed comparison has judged it
         return record
@@ -115,7 +115,7 @@ def judged(comparison: Comparison, run: Path, record: TrialRecord | None) -> Tri
         journal.write("final", steps=record.points[-1].steps, **{comparison.objective: value})
     except JudgeError as error:
         journal.end(End(Status.ERROR, str(error)))
-    return trial_record.read_trial(run)
+    return trial_record.read_begun(run)
 
 
 def show_holdout(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tunediff.core import template_base
@@ -22,11 +23,11 @@ def prepare_base(options: Any) -> str | None:
     return prepared.prepare_base(options)
 
 
-def before_run(needs: Mapping[str, Any]) -> None:
+def before_run(folder: str) -> None:
     """See `prepared.before_run`."""
     from tunediff.training import prepared
 
-    prepared.before_run(needs)
+    prepared.before_run(Path(folder))
 
 
 BASE = template_base.base(prepare_base)

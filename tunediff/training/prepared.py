@@ -139,13 +139,13 @@ def _has_started_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def before_run(job: Mapping[str, Any]) -> None:
-    """Read the data of a run, whose memory all runs share, and start the server that all loader
-    processes are forked from. `job`: `images`, the section `data` of a set of images, and
-    `loads_in_processes`."""
-    if job["images"] is not None:
-        images.load(Data(**job["images"]))
-    if job["loads_in_processes"]:
+def before_run(folder: Path) -> None:
+    """Read the data of the trial in `folder`, whose memory all runs share, and start the server
+    that all loader processes are forked from."""
+    config = cfg.configuration_in(folder)
+    if isinstance(data := getattr(config.knobs, "data", None), Data):
+        images.load(data)
+    if config.loader.workers > 0:
         loader.use_fork_server()
         multiprocessing.forkserver.ensure_running()
 

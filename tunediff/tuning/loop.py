@@ -24,10 +24,10 @@ class Proposer(Protocol):
     """Decides what runs next, and learns how it ended."""
 
     def ask(self) -> TrialSpec | None:
-        """Return the next trial; None: there is none now."""
+        """Return the next trial, whose journal has begun; None: there is none now."""
 
-    def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float) -> None:
-        """Take note of how a trial ended, after `wall_s` on its slot; no record: it never began."""
+    def tell(self, spec: TrialSpec, trial_record: TrialRecord, wall_s: float) -> None:
+        """Take note of how a trial ended, after `wall_s` on its slot."""
 
 
 class Dispatcher:
@@ -60,8 +60,8 @@ class Dispatcher:
         if spec is None:
             self._exhausted = True
             return None
-        parallel = spec.config.parallel
-        if (allocation := self._pool.take(parallel.workers, together=parallel.together)) is None:
+        group = spec.group
+        if (allocation := self._pool.take(group.size, together=group.together)) is None:
             self._waiting.insert(0, spec)
             return None
         self._started_at[spec.name] = time.monotonic()
@@ -81,7 +81,7 @@ class Dispatcher:
         if record.was_lost(spec.folder):
             self._waiting.insert(0, spec)
             return False
-        self._proposer.tell(spec, record.read_trial(spec.folder), wall_s)
+        self._proposer.tell(spec, record.read_begun(spec.folder), wall_s)
         self._exhausted = self._exhausted and not self._results_may_add_trials
         return True
 

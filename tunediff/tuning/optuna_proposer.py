@@ -19,6 +19,7 @@ from optuna.trial import FixedTrial, Trial, TrialState
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import trial_record as record
+from tunediff.core.journal import Journal
 from tunediff.core.logs import errors_only
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End, Role, TrialRecord
@@ -211,7 +212,9 @@ class OptunaProposer:
     def ask(self) -> TrialSpec | None:
         """Return the next trial; None when a limit is reached or nothing new is left."""
         if self._unfinished:
-            return self._unfinished.pop(0)
+            unfinished = self._unfinished.pop(0)
+            Journal(unfinished.folder).start_again()
+            return unfinished
         spec = self._draw() if self._may_draw() else None
         if spec is None and not self._time_was_up and self._time_is_up():
             self._time_was_up = True
@@ -284,8 +287,11 @@ class OptunaProposer:
         self._evaluated.add(config, name)
         trial.set_user_attr("trial", name)
         spec = self._spec(name, trial, config, drawn, role)
-        if why:
-            self._skip(spec, why)
+        journal = spec.begin(config)
+        if why:  # a listed point that is not run
+            journal.end(End(Status.SKIPPED, why))
+            skipped = record.read_begun(spec.folder)
+            self.study.tell(self._running.pop(name), skipped, self._records)
             return None
         return spec
 
@@ -295,27 +301,16 @@ class OptunaProposer:
         self._running[name] = trial
         return TrialSpec.of_space(self.space, self.experiment, name, config, drawn, role)
 
-    def _skip(self, spec: TrialSpec, why: str) -> None:
-        """Write the journal of a listed point that is not run; report it to Optuna."""
-        spec.begin().end(End(Status.SKIPPED, why))
-        trial_record = record.read_trial(spec.folder)
-        assert trial_record is not None
-        self.study.tell(self._running.pop(spec.name), trial_record, self._records)
-
     def _time_is_up(self) -> bool:
         """Return whether another trial does not fit into `budget: total` any more."""
         spent_s = self._spent_s + (time.monotonic() - self._started)
         return time_is_up(self.space, self._durations, spent_s)
 
     # ---- how a trial goes
-    def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float) -> None:
-        """Report to Optuna how a trial ended; no record: its driver died before it began."""
-        trial = self._running[spec.name]
-        if trial_record is None:
-            self.study.drop(trial)
-        else:
-            self.study.tell(trial, trial_record, [*self._records, trial_record])
-            self._records.append(trial_record)
-            self._evaluated.note_refusal(trial_record)
+    def tell(self, spec: TrialSpec, trial_record: TrialRecord, wall_s: float) -> None:
+        """Report to Optuna how a trial ended."""
+        self.study.tell(self._running[spec.name], trial_record, [*self._records, trial_record])
+        self._records.append(trial_record)
+        self._evaluated.note_refusal(trial_record)
         del self._running[spec.name]  # after what a full disk refuses: it can be told again
         self._durations.append(wall_s)

@@ -62,7 +62,7 @@ class Rounds:
         self.at_once = at_once
         self._eliminated: set[int] = set()
         self._running: set[int] = set()
-        self._ended: list[tuple[TrialSpec, TrialRecord | None]] = []
+        self._ended: list[tuple[TrialSpec, TrialRecord]] = []
         self._begun, self._pending = 0, list[int]()
         """Rounds that have begun, and the candidates that the last one of them lacks."""
         self._proposals = self._propose()
@@ -71,16 +71,15 @@ class Rounds:
         """Return the next run; None when it is decided, or while a wave runs."""
         return next(self._proposals, None)
 
-    def tell(self, spec: TrialSpec, trial_record: TrialRecord | None, wall_s: float = 0.0) -> None:
+    def tell(self, spec: TrialSpec, trial_record: TrialRecord, wall_s: float = 0.0) -> None:
         """Take note of a run that has ended; it is settled once no other one runs."""
         self._running.discard(spec.number)
         self._ended.append((spec, trial_record))
         while self._ended and not self._running:
             self.settle(*self._ended.pop(0))
 
-    def settle(self, spec: TrialSpec, trial_record: TrialRecord | None) -> None:
+    def settle(self, spec: TrialSpec, trial_record: TrialRecord) -> None:
         """Take a candidate out whose run has failed."""
-        assert trial_record is not None
         if failed(trial_record):
             self._eliminated.add(spec.number % len(self._candidates))
 
@@ -122,15 +121,15 @@ class Rounds:
     def _unfinished(self, wave: Sequence[tuple[int, int]]) -> Iterator[TrialSpec]:
         """Take note of the runs of a wave that have ended, and propose the others."""
         devices = self._rotation.devices(wave)
-        specs = [self._spec(*run, device) for run, device in zip(wave, devices, strict=True)]
+        runs = [self._run(*run, device) for run, device in zip(wave, devices, strict=True)]
         if self.at_once > 1:
             together = dict[int, list[TrialSpec]]()
-            for (_, number), spec in zip(wave, specs, strict=True):
+            for (_, number), (spec, _) in zip(wave, runs, strict=True):
                 key = number if self._rotation.is_a_round_together else 0
                 together.setdefault(key, []).append(spec)
-            for runs in together.values():
-                _restart_interrupted(runs)
-        for (i, _), spec in zip(wave, specs, strict=True):
+            for specs in together.values():
+                _restart_interrupted(specs)
+        for (i, _), (spec, config) in zip(wave, runs, strict=True):
             if self._nothing_to_compare():
                 return
             trial_record = record.read_trial(spec.folder)
@@ -138,18 +137,17 @@ class Rounds:
                 self.tell(spec, trial_record)
             elif i not in self._eliminated:
                 self._running.add(spec.number)
+                spec.begin(config)
                 yield spec
 
     def _nothing_to_compare(self) -> bool:
         return 0 in self._eliminated or len(self._candidates) - len(self._eliminated) < 2
 
-    def _spec(self, i: int, number: int, run_device: int) -> TrialSpec:
+    def _run(self, i: int, number: int, run_device: int) -> tuple[TrialSpec, Systems]:
         config, drawn = self._candidates[i]
         seed = {"seed": config.seed + number}
-        name = name_of(i, number, len(self._candidates))
-        return self._make(
-            name, cfg.override(config, seed), {**drawn, **seed}, run_device=run_device
-        )
+        name, config = name_of(i, number, len(self._candidates)), cfg.override(config, seed)
+        return self._make(name, config, {**drawn, **seed}, run_device=run_device), config
 
 
 def _restart_interrupted(together: Sequence[TrialSpec]) -> None:

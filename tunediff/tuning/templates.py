@@ -95,13 +95,12 @@ class Templates:
         with why the run says nothing about the trial, such as that it was killed.
         """
         template = self.ready(job.workload)
-        needs = {"images": job.images, "loads_in_processes": job.loads_in_processes}
         afresh = template.unsafe and f"{template.unsafe}; prepared in {template.prepared_s:.1f} s"
         if afresh and job.workload not in self._named:
             self._named.add(job.workload)
             log.warning("%s: each trial imports it anew: %s", job.workload, afresh)
         streams = [self.output.fileno()] * 2 if self.output is not None else []
-        before = (entries.before_run, needs)
+        before = (entries.before_run, str(job.folder))
         run = template.start(_start, (job, afresh), before, variables, streams=streams)
         started(run)
         while (message := run.receive()) is not None:

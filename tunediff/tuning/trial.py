@@ -12,6 +12,7 @@ from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
+from tunediff.core.progress import DOING
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import End
 from tunediff.search_space import SearchSpace
@@ -55,9 +56,11 @@ def run_trial_on_slot(
     # ---- attempts: each hands the job to the slot once
     deadline = time.monotonic() + spec.deadline_s
     lost = sum(event["event"] == "lost" for event in record.events(folder))
-    deaths = list[str]()
+    deaths, journal = list[str](), Journal(folder)
     for attempt in range(1, ATTEMPTS + 1):
-        journal = spec.begin()
+        (folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed
+        if attempt > 1 or record.was_lost(folder):  # the first one was begun by the proposer
+            journal.start_again()
         key = f"{spec.name}/{lost}.{attempt}" if lost else f"{spec.name}/{attempt}"
         serial = slot.start(dataclasses.replace(spec, attempt=key))
         ended = yield from _until_ended(slot, serial, deadline, spec, check)
@@ -78,7 +81,7 @@ def run_trial_on_slot(
             if end is None:
                 journal.write("fault", kind="process", **vars(ended))
                 continue
-            Journal(folder).end_trial(end)
+            journal.end_trial(end)
         return
 
 

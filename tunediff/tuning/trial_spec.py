@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import pickle
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +17,6 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING
 from tunediff.core.target import Target
 from tunediff.core.trial_record import Role
-from tunediff.data.knobs import Data
 from tunediff.search_space import SearchBudget, SearchSpace
 from tunediff.tuning.resources import Allocation, Placement
 
@@ -33,14 +31,16 @@ class WorkerGroupSpec:
     size: int
     """`parallel.workers`: as many processes, or one with `place.each` devices."""
     place: Placement = dataclasses.field(default_factory=Placement)
+    together: bool = False
+    """Whether one process uses all devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrialSpec:
-    """One trial that is to run. Its configuration was validated once, by its proposer.
+    """One trial that is to run, as processes hand it on.
 
-    The configuration is pickled by itself: a slot, which passes the trial on, does not import what
-    a user's workload imports, such as torch.
+    Its configuration is in the journal of its folder: its proposer has validated it and written it
+    there, and the trial's own processes read it.
     """
 
     name: str
@@ -51,17 +51,10 @@ class TrialSpec:
     """The knobs that were chosen, by dotted name, for the journal."""
     role: Role = "draw"
     """Why it runs: a run is a configuration, its seed and a role."""
-    pickled: bytes = dataclasses.field(repr=False, compare=False)
-    """The configuration."""
     workload: str
     """The name of its workload: of a user's file, the path."""
     points: int
     """Points of its curve."""
-    loads_in_processes: bool = False
-    """Whether it has loader processes."""
-    images: Values | None = None
-    """The section `data` of a set of images, which is read before the process of a run is forked;
-    None: the workload has none."""
     budget: Budget
     unit: UnitName = "wall"
     """Unit of the search's budgets; `budget` is in training seconds."""
@@ -87,7 +80,7 @@ class TrialSpec:
     slot: int = 0
     actor: str = ""
     """Name of the slot's actor; '' until the trial is placed."""
-    group: WorkerGroupSpec = dataclasses.field(default_factory=lambda: WorkerGroupSpec(0))
+    group: WorkerGroupSpec = dataclasses.field(default_factory=lambda: WorkerGroupSpec(1))
     """The workers that it needs, and where they run, once the trial is placed."""
     attempt: str = ""
     """Names the attempt: a restarted driver asks its slot for the same one."""
@@ -103,16 +96,13 @@ class TrialSpec:
         **settings: Any,
     ) -> TrialSpec:
         """Return the trial of a validated configuration; `settings`: further fields."""
-        data = getattr(config.knobs, "data", None)
         return cls(
             name=name,
             folder=experiment / "trials" / name,
             drawn=drawn,
-            pickled=pickle.dumps(config),
             workload=config.schema.workload,
             points=config.evaluation.points,
-            loads_in_processes=config.loader.workers > 0,
-            images=dataclasses.asdict(data) if isinstance(data, Data) else None,
+            group=WorkerGroupSpec(config.parallel.workers, together=config.parallel.together),
             budget=budget.of(config.devices) if budget.per_trial_s else ITS_OWN_END,
             unit=budget.unit,
             deadline_s=budget.trial_deadline_s,
@@ -154,15 +144,6 @@ class TrialSpec:
         along = UNITS[self.unit].along
         return self.target and functools.partial(self.target.seconds, along=along)
 
-    @functools.cached_property
-    def config(self) -> Systems:
-        """Return the configuration."""
-        config: Systems = pickle.loads(self.pickled)
-        return config
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "config"}
-
     @property
     def number(self) -> int:
         """Return the trial's number in its search."""
@@ -170,14 +151,14 @@ class TrialSpec:
 
     def on(self, allocation: Allocation) -> TrialSpec:
         """Return the trial with a slot and with workers on the devices of an allocation."""
-        group = WorkerGroupSpec(self.config.parallel.workers, allocation.place)
+        group = dataclasses.replace(self.group, place=allocation.place)
         return dataclasses.replace(self, slot=allocation.slot, actor=allocation.actor, group=group)
 
-    def begin(self) -> Journal:
-        """Write to the trial's journal that an attempt begins, and return the journal."""
+    def begin(self, config: Systems) -> Journal:
+        """Write to the trial's journal that it begins, with the configuration that its processes
+        then read there; return the journal."""
         (self.folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed
         journal = Journal(self.folder)
-        config, fingerprint = cfg.identity(self.config)
-        settings = (self.budget.seconds, self.number, self.unit, self.role)
-        journal.start(config, fingerprint, self.drawn, *settings)
+        known = *cfg.identity(config), self.drawn, self.budget.seconds
+        journal.start(*known, self.number, self.unit, self.role)
         return journal

@@ -119,7 +119,8 @@ def work(
 def _run_command(job: TrialSpec, connection: Connection) -> None:
     """Run a trial that is a command, and report it."""
     stopped: list[Point] = []
-    asked = job.config, job.folder, job.budget.seconds, job.group.place.threads
+    config, threads = cfg.configuration_in(job.folder), job.group.place.threads
+    asked = config, job.folder, job.budget.seconds, threads
     for event in workload.commands.run(*asked, lambda: bool(stopped)):
         connection.send(event)
         if isinstance(event, Point) and not _goes_on(job, event, connection):
@@ -132,7 +133,9 @@ def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
 
     memory.reset(world.device)
     try:
-        trace.write_operations(job.config, world, job.folder, job.profile_steps)
+        trace.write_operations(
+            cfg.configuration_in(job.folder), world, job.folder, job.profile_steps
+        )
     except Exception as error:
         assert result.end is not None
         end = dataclasses.replace(
@@ -185,7 +188,8 @@ def _train(
     the time that begins. `afresh`: why the process was not forked, for the journal. `not_captured`:
     why an earlier process could not capture the step."""
     # ---- record who trains, on what
-    config, clock = job.config, Clock(job.budget, world.synchronize, on_part=on_part)
+    config: Systems = cfg.configuration_in(job.folder)
+    clock = Clock(job.budget, world.synchronize, on_part=on_part)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
         reporting.journal.write(
@@ -215,19 +219,19 @@ def _train(
         )
     if world.main and outcome.unread:
         Journal(job.folder).write("unread", knobs=outcome.unread)
-    return _after_training(job, outcome, clock, world) if outcome.finished else outcome
+    return _after_training(job, config, outcome, clock, world) if outcome.finished else outcome
 
 
 def _after_training(
-    job: TrialSpec, outcome: TrainingOutcome, clock: Clock, world: World
+    job: TrialSpec, config: Systems, outcome: TrainingOutcome, clock: Clock, world: World
 ) -> TrainingOutcome:
     """Keep the weights and judge them once more, as the job asks for."""
     if world.main and job.keeps:
-        about = weights.about(job.config, job.folder, outcome.steps)
+        about = weights.about(config, job.folder, outcome.steps)
         weights.save(outcome.weights, job.folder / weights.NAME, about)
     if job.final:
         with clock.part("evaluation"):
-            evaluate_finally(job.config, job.final, outcome, world, job.folder)
+            evaluate_finally(config, job.final, outcome, world, job.folder)
         outcome = dataclasses.replace(outcome, seconds=dict(clock.seconds))
     return outcome
 
