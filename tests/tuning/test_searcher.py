@@ -142,7 +142,9 @@ def test_a_trial_that_was_killed_before_its_worker_began_goes_on_as_what_it_is(m
     for suggestion, attempts in ((again, 2), (new, 1)):
         found = record.read_trial(suggestion["spec"].folder)
         assert (found.attempts, found.finished, found.drawn) == (attempts, False, suggestion["spec"].drawn)
-        assert cfg.configuration_in(suggestion["spec"].folder) == second.proposer.space.config(found.drawn)
+        assert cfg.configuration_of(record.read_begun(suggestion["spec"].folder)) == second.proposer.space.config(
+            found.drawn
+        )
 
 
 def test_study_of_a_session_is_a_file_for_the_dashboard(make, tmp_path):

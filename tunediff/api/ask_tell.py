@@ -16,13 +16,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tunediff import config as cfg
 from tunediff.analysis import journals
 from tunediff.api import notebook, search_setup
 from tunediff.api.calls import Knobs, called, folder, plain, words
 from tunediff.api.options import SearchOptions
 from tunediff.api.search import Search
-from tunediff.config import ConfigError, Values
+from tunediff.config import ConfigError, Values, configuration_of
 from tunediff.core import files, journal, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
@@ -58,7 +57,7 @@ class AskedTrial:
         """Its name in the search, such as `t0003`, and its number there; 0 is the baseline."""
         self.drawn = dict(spec.drawn)
         """The search's knobs by dotted name; of a repeated run also its `seed`."""
-        self.config: Any = cfg.configuration_in(spec.folder)
+        self.config: Any = configuration_of(record.read_begun(spec.folder))
         """The complete configuration: `config.seed`, `config.loader`, `config.knobs` …"""
         self.knobs: Any = self.config.knobs
         """The workload's `Knobs`, as `train(trial)` reads them."""

@@ -173,7 +173,7 @@ class CommandBackend(Backend):
 
         Raises `ConfigError` where runs at the same time write the same files.
         """
-        config = cfg.configuration_in(spec.folder)
+        config = cfg.configuration_of(trial_record.read_begun(spec.folder))
         assert isinstance(config, CommandSystems)
         command = run_of(config, spec.folder, spec.budget.seconds)
         if self._run_devices:

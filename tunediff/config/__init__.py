@@ -34,7 +34,6 @@ from tunediff.config.workload import (
     Workload,
     baseline,
     baseline_names,
-    configuration_in,
     configuration_of,
     effective_knobs,
     find,
@@ -52,8 +51,8 @@ from tunediff.core.point import Quantity
 __all__ = [
     "FORMAT", "FORMAT_KEY", "Choice", "ConfigError", "Configuration", "File", "Knob", "Lines",
     "Metric", "Quantity", "Range", "Schema", "Systems", "Values", "Workload", "baseline",
-    "baseline_names", "check_format", "configuration_in", "configuration_of", "differences", "dump",
-    "effective", "effective_knobs", "find", "fingerprint", "flat", "flatten", "from_dict", "identity",
+    "baseline_names", "check_format", "configuration_of", "differences", "dump", "effective",
+    "effective_knobs", "find", "fingerprint", "flat", "flatten", "from_dict", "identity",
     "is_command", "is_users", "load", "named", "nest", "neutral", "not_effective", "of",
     "override", "parse_overrides", "quantities", "read_yaml", "remove_copy",
     "take_along", "to_dict", "to_yaml", "with_absolute_paths", "with_relative_paths", "with_words",

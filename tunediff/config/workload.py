@@ -47,7 +47,7 @@ from tunediff.core.files import CODE
 from tunediff.core.point import QUANTITIES, Quantity, in_units
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.text import shown
-from tunediff.core.trial_record import TrialRecord, read_begun
+from tunediff.core.trial_record import TrialRecord
 
 SHIPPED = {
     "diffusion": "tunediff.workloads.diffusion",
@@ -378,12 +378,6 @@ def remove_copy(config: Configuration, folder: Path) -> None:
 def configuration_of(trial: TrialRecord) -> Any:
     """Return a trial's configuration. Raises `ConfigError` if its knobs are not valid (any more)."""
     return from_dict(nest(trial.config), trial.name, check=False)
-
-
-def configuration_in(folder: Path) -> Any:
-    """Return the configuration of the trial in a folder, whose journal has begun. Raises as
-    `configuration_of` does."""
-    return configuration_of(read_begun(folder))
 
 
 def effective_knobs(trial: TrialRecord) -> Values:

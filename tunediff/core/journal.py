@@ -40,25 +40,21 @@ class Journal:
         """Write that an attempt begins. `config`: every knob by dotted name, and the workload;
         `fingerprint`: equal exactly for equal configurations of equal workloads (`cfg.identity`
         returns both); `budget_s`: training seconds of this trial."""
-        content = {
-            "format": FORMAT,
-            "name": self.folder.name,
-            "number": number,
-            "role": role,
-            "config": config,
-            "seed": config.get("seed"),
-            "drawn": drawn,
-            "budget_s": budget_s,
-            "unit": unit,
-            "fingerprint": fingerprint,
-            "environment": environment.describe(),
-            "pid": os.getpid(),
-        }
-        self.write("start", **content)
-
-    def start_again(self) -> None:
-        """Write that a further attempt begins at what `start` has written."""
-        self.write("start", environment=environment.describe(), pid=os.getpid())
+        self.write(
+            "start",
+            format=FORMAT,
+            name=self.folder.name,
+            number=number,
+            role=role,
+            config=config,
+            seed=config.get("seed"),
+            drawn=drawn,
+            budget_s=budget_s,
+            unit=unit,
+            fingerprint=fingerprint,
+            environment=environment.describe(),
+            pid=os.getpid(),
+        )
 
     def point(self, point: Point) -> bool:
         """Write an evaluation. Return False if the journal has it already (index and steps)."""

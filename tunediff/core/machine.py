@@ -9,7 +9,7 @@ import re
 import subprocess
 from pathlib import Path
 
-from tunediff.core.errors import ConfigError
+from tunediff.core.refusals import allow
 
 PART = "TUNEDIFF_CPUS"
 """Environment variable of `--cpus`: the most cores to use, in every process started from here."""
@@ -105,15 +105,10 @@ def take(cpus: int | None, count: int | None) -> None:
     """
     have, devices = cores(), gpus()
     if cpus is not None:
-        _allow("--cpus", cpus, 1, have, "CPU cores")
+        allow(1 <= cpus <= have, "--cpus", cpus, f"1 to {have}, the CPU cores that are there")
         os.environ[PART] = str(cpus)
         os.environ.setdefault(OMP, str(cpus))  # read when torch is first imported
     if count is not None:
-        _allow("--gpus", count, 0, len(devices), "GPUs")
+        allowed = f"0 to {len(devices)}, the GPUs that are there"
+        allow(0 <= count <= len(devices), "--gpus", count, allowed)
         os.environ[VISIBLE] = ",".join(devices[:count])
-
-
-def _allow(option: str, value: int, low: int, high: int, unit: str) -> None:
-    allowed = f"{low} to {high}, the {unit} that are there"
-    if not low <= value <= high:
-        raise ConfigError(f"{option}: {value} is not allowed; allowed: {allowed}")

@@ -3,8 +3,8 @@
 The journal in the experiment folder is the truth that `--resume`, the report and the export read.
 `journal.py` writes it, one JSON line per event:
 
-- `start`: an attempt begins, with configuration, seed, role, drawn knobs, budget and environment;
-  of a further attempt with the environment alone.
+- `start`: an attempt begins, with configuration, seed, role, drawn knobs, budget and environment.
+  The line of a further attempt has none of these.
 - `worker`: device and threads of the worker that trains the trial.
 - `about`: data and model.
 - `restarted`: the training begins at its first step although an earlier attempt had come
@@ -256,7 +256,7 @@ def _read_trial(folder: Path, mtime_ns: int, size: int) -> TrialRecord | None:
                 record = _begun(event, when, folder)
             # Once a worker has been named, it may still train the trial
             if "device" not in record.environment:
-                record.environment = event.get("environment", {})
+                record.environment = event.get("environment", record.environment)
             record.attempts += 1
             # A training by `tunediff train` goes on after an end such as `oom`.
             record.end, record.ended = None, 0.0

@@ -203,7 +203,6 @@ class Engine:
         self.shown_config, self.read_knobs = config, Reads(())
         if config.schema.version:  # a user's workload: note which knobs it reads
             self.shown_config, self.read_knobs = watched(config)
-        self.knobs = self.shown_config.knobs
         self.clock = clock or Clock(budget, world.synchronize)
         self.phases, self.pace = Phases(world.device), Pace(budget, self.clock, world)
         self.strategy, self.amp = (

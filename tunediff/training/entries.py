@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from tunediff.core import template_base
@@ -27,7 +26,7 @@ def before_run(folder: str) -> None:
     """See `prepared.before_run`."""
     from tunediff.training import prepared
 
-    prepared.before_run(Path(folder))
+    prepared.before_run(folder)
 
 
 BASE = template_base.base(prepare_base)

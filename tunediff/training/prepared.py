@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tunediff import config as cfg
-from tunediff.core import machine
+from tunediff.core import machine, trial_record
 from tunediff.data import images, loader
 from tunediff.data.knobs import Data
 
@@ -139,10 +139,10 @@ def _has_started_cuda() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
-def before_run(folder: Path) -> None:
+def before_run(folder: str) -> None:
     """Read the data of the trial in `folder`, whose memory all runs share, and start the server
     that all loader processes are forked from."""
-    config = cfg.configuration_in(folder)
+    config = cfg.configuration_of(trial_record.read_begun(Path(folder)))
     if isinstance(data := getattr(config.knobs, "data", None), Data):
         images.load(data)
     if config.loader.workers > 0:

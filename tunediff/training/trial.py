@@ -75,7 +75,7 @@ class Trial:
         self.engine = engine
         self.config: Systems = engine.shown_config
         """Every knob, those of the system included."""
-        self.knobs: Any = engine.knobs
+        self.knobs: Any = self.config.knobs
         """The workload's own `Knobs`."""
         self.world: World = engine.world
         self.device: torch.device = engine.device

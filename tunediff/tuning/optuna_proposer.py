@@ -213,7 +213,7 @@ class OptunaProposer:
         """Return the next trial; None when a limit is reached or nothing new is left."""
         if self._unfinished:
             unfinished = self._unfinished.pop(0)
-            Journal(unfinished.folder).start_again()
+            Journal(unfinished.folder).write("start")
             return unfinished
         spec = self._draw() if self._may_draw() else None
         if spec is None and not self._time_was_up and self._time_is_up():

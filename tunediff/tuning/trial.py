@@ -60,7 +60,7 @@ def run_trial_on_slot(
     for attempt in range(1, ATTEMPTS + 1):
         (folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed
         if attempt > 1 or record.was_lost(folder):  # the first one was begun by the proposer
-            journal.start_again()
+            journal.write("start")
         key = f"{spec.name}/{lost}.{attempt}" if lost else f"{spec.name}/{attempt}"
         serial = slot.start(dataclasses.replace(spec, attempt=key))
         ended = yield from _until_ended(slot, serial, deadline, spec, check)

@@ -119,7 +119,7 @@ def work(
 def _run_command(job: TrialSpec, connection: Connection) -> None:
     """Run a trial that is a command, and report it."""
     stopped: list[Point] = []
-    config, threads = cfg.configuration_in(job.folder), job.group.place.threads
+    config, threads = cfg.configuration_of(record.read_begun(job.folder)), job.group.place.threads
     asked = config, job.folder, job.budget.seconds, threads
     for event in workload.commands.run(*asked, lambda: bool(stopped)):
         connection.send(event)
@@ -134,7 +134,10 @@ def _profiled(result: TrialResult, job: TrialSpec, world: World) -> TrialResult:
     memory.reset(world.device)
     try:
         trace.write_operations(
-            cfg.configuration_in(job.folder), world, job.folder, job.profile_steps
+            cfg.configuration_of(record.read_begun(job.folder)),
+            world,
+            job.folder,
+            job.profile_steps,
         )
     except Exception as error:
         assert result.end is not None
@@ -188,7 +191,7 @@ def _train(
     the time that begins. `afresh`: why the process was not forked, for the journal. `not_captured`:
     why an earlier process could not capture the step."""
     # ---- record who trains, on what
-    config: Systems = cfg.configuration_in(job.folder)
+    config: Systems = cfg.configuration_of(record.read_begun(job.folder))
     clock = Clock(job.budget, world.synchronize, on_part=on_part)
     if world.main:
         device = torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "cpu"
