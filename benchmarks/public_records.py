@@ -81,7 +81,7 @@ def _row(run: FinishedRun) -> dict[str, Any]:
 # ---- modded-nanogpt
 def read_nanogpt(tree: Path) -> None:
     """Write a file for each side of a record of track 1, and one for track 3."""
-    reader = RunReader("val_loss", time=TIME)
+    reader = RunReader(objective="val_loss", time=TIME)
     for record, sides in TRACK_1.items():
         for label, folder in zip(("baseline", "record"), sides, strict=True):
             runs = reader.read(str(tree / "records" / "track_1_short" / record / folder))
@@ -160,7 +160,7 @@ def read_algoperf(tree: Path, targets: Path) -> None:
         metric = f"validation/{about['target_metric_name']}"
         is_rising = about["target_metric_name"] in RISING
         until = Target(metric, ">=" if is_rising else "<=", about["validation_target_value"])
-        reader = RunReader(metric, time="accumulated_submission_time", until=until)
+        reader = RunReader(objective=metric, time="accumulated_submission_time", until=until)
         for framework in ("jax", "pytorch"):
             place = f"*/study_*/{workload}_{framework}/trial_*/eval_measurements.csv"
             if not any((tree / EXTERNAL).glob(place)):

@@ -8,9 +8,7 @@ first one: Welch's test, or with --paired-by a test of pairs; a single set with 
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 
 from tunediff import cli
 from tunediff.api import finished
@@ -29,8 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Judge; see `--help`."""
     exits = "0 better, 10 no difference or not shown, 11 worse, 2 bad input"
     options = cli.parse("judge", __doc__, JudgeCommandOptions, argv, exits)
-    with tempfile.TemporaryDirectory() as scratch:
-        found = finished.judged(options, options.out or Path(scratch) / "judge")
+    found = finished.judged(options)
     if options.as_json:
         cli.print_json(reading.as_json(found))
     else:

@@ -16,7 +16,7 @@ from tunediff.core import text
 from tunediff.core.errors import ConfigError
 from tunediff.core.options import JsonOptions, words_option
 from tunediff.experiment.model import kind_of
-from tunediff.finished import result as finished
+from tunediff.finished import comparison as finished
 from tunediff.proof import proof
 
 

@@ -2,36 +2,28 @@
 
 from __future__ import annotations
 
-import itertools
-import tempfile
 from pathlib import Path
 from typing import Any, Literal
 
 from tunediff.api.calls import called, keywords
 from tunediff.command.definition import default_mode
 from tunediff.config import ConfigError
-from tunediff.core.options import REQUIRED, Options, option, words_option
+from tunediff.core.options import Options, option, words_option
 from tunediff.core.target import Target
 from tunediff.experiment.model import Better, Experiment, FinishedRuns, Limit, SequentialTest
-from tunediff.finished import result as results
+from tunediff.finished import comparison
 from tunediff.finished.comparison import FinishedComparison
-from tunediff.finished.runs import RunReader
+from tunediff.finished.runs import LogFormat, RunReader
 from tunediff.proof import proof
-from tunediff.report.result import Result
+from tunediff.report.result import PAGE, Result
 
 
-class JudgeKeywords(FinishedRuns, Options):
+class JudgeKeywords(LogFormat, FinishedRuns, Options):
     """How finished runs are read and judged."""
 
-    objective: str = option(REQUIRED, "the metric that decides, as logs name it", metavar="NAME")
     mode: Literal["min", "max"] | None = option(
         None, "which direction is better (default: min; to be said of names such as accuracy)"
     )
-    pattern: str | None = option(None, "a regular expression for it, with one group: the number")
-    time: str | None = option(
-        None, "seconds in logs, e.g. train_time:(\\d+)ms, or the name of a column or key"
-    )
-    reduce: str = option("last", "last (default), mean:K, min or max of its values")
     outcome: Literal["final", "time"] = option(
         "final", "seconds of the whole run (default), or those until --target is met"
     )
@@ -56,8 +48,8 @@ class JudgeOptions(JudgeKeywords):
     words: tuple[str, ...] = words_option("sets of runs, the first is compared with", "A B …")
 
 
-def judged(options: JudgeOptions, folder: Path) -> Result:
-    """Read and judge the runs; write `folder`; return the result. Raises `ConfigError`."""
+def judged(options: JudgeOptions) -> Result:
+    """Read and judge the runs; write --out; return the result. Raises `ConfigError`."""
     if options.out is not None:
         proof.check_out(options.out)
     if not options.words:
@@ -79,22 +71,19 @@ def judged(options: JudgeOptions, folder: Path) -> Result:
             )
     experiment = Experiment(
         kind="finished", objective=options.objective, mode=mode,
-        candidates=dict(zip(map(str, itertools.count()), _names(options.words), strict=False)),
+        candidates={str(index): name for index, name in enumerate(_names(options.words))},
         limit=Limit(target=str(target) if target else None),
-        test=SequentialTest(
-            level=options.level, one_sided=options.one_sided, fixed=True, better=options.better,
-            margin=options.margin,
-        ),
-        finished=FinishedRuns(until_target=by_time, sd=options.sd, paired_by=options.paired_by),
+        test=options.part(SequentialTest, fixed=True),
+        finished=options.part(FinishedRuns, until_target=by_time),
     )  # fmt: skip
-    reader = RunReader(
-        options.objective, options.pattern, options.time, options.reduce,
-        target or None if by_time else None,
-    )  # fmt: skip
-    comparison = FinishedComparison(experiment, [reader.read(word) for word in options.words])
-    found = results.write(comparison, folder)
-    files = {"results": str(folder), "report": str(folder / "report.html")}
-    return found.model_copy(update={"files": files if options.out is not None else {}})
+    reader = options.part(RunReader, until=target or None if by_time else None)
+    finished = FinishedComparison(experiment, [reader.read(word) for word in options.words])
+    found = finished.result(options.out.name if options.out is not None else "judge")
+    if options.out is None:
+        return found
+    comparison.write(finished, found, options.out)
+    files = {"results": str(options.out), "report": str(options.out / PAGE)}
+    return found.model_copy(update={"files": files})
 
 
 def _names(words: tuple[str, ...]) -> list[str]:
@@ -122,6 +111,5 @@ def judge(*sets: str | Path, **options: Any) -> Result:
         >>> tunediff.judge("base/*.log", "new/*.log", objective="val_loss").verdict
         <Verdict.BETTER: 'better'>
     """
-    with called(), tempfile.TemporaryDirectory() as scratch:
-        asked = JudgeOptions(words=tuple(map(str, sets)), **options)
-        return judged(asked, asked.out or Path(scratch) / "judge")
+    with called():
+        return judged(JudgeOptions(words=tuple(map(str, sets)), **options))

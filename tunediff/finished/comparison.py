@@ -1,27 +1,34 @@
-"""Compare sets of finished runs with the first of them."""
+"""Compare sets of finished runs with the first of them; keep that in a folder, and check it."""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tunediff.analysis.statistics import Scale, holm, mean, sd
+from tunediff.analysis.statistics import holm, mean, sd
 from tunediff.command.metrics import expression
 from tunediff.core.errors import ConfigError
+from tunediff.core.files import write_text
 from tunediff.core.outcomes import Verdict
 from tunediff.core.target import Target
 from tunediff.experiment.model import Experiment, FinishedRuns
-from tunediff.finished import statistics
+from tunediff.finished import statistics, words
 from tunediff.finished.runs import FinishedRun
 from tunediff.finished.statistics import Values
-from tunediff.report.result import Candidate, Finished, FinishedSet, Result, Rule, Test
+from tunediff.proof import proof
+from tunediff.report import page, reading
+from tunediff.report.result import JSON, Candidate, Finished, FinishedSet, Result, Rule, Test
 
 GATES = ("meets_target", "no_worse")
 """Tests of values that have to be shown for less time to count."""
+RUNS, SAID = "runs", ("name", "files", "summary")
+"""Folder with a file for each set: the parsed numbers, a line a run; keys that they do not give."""
 
 
 class FinishedComparison:
@@ -38,7 +45,7 @@ class FinishedComparison:
         target, self.by_time = experiment.limit.target, self.rule.better == "time"
         self.target = Target.of(target, "--target") if target is not None else None
         self.sign = 1.0 if experiment.mode == "min" else -1.0
-        self.is_single = len(sets) < 2
+        self.is_single, self.deciding = len(sets) < 2, "time" if self.by_time else "difference"
         two_sided = not (self.rule.one_sided or self.is_single)
         self.quality_level = self.rule.level / 2 if two_sided else self.rule.level
         """Level of the tests of quality, which only one side of the level decides."""
@@ -84,27 +91,34 @@ class FinishedComparison:
         sides = [self.counted[0], runs] if index else [runs]
         if index and self.pattern is not None:
             pairs = [self._by_pair(0), self._by_pair(index)]
-            keys = [key for key in pairs[0] if key in pairs[1]]
+            keys = dict.fromkeys(key for key in pairs[0] if key in pairs[1])
             sides = [[of[key] for key in keys] for of in pairs]
             irregular["unpaired"] = [r for of in pairs for k, r in of.items() if k not in keys]
             if len(keys) < 2:
                 raise ConfigError(
                     f"--paired-by: {self.names[index]}: {len(keys)} pairs with {self.names[0]}"
                 )
+        samples = [self._values(side) for side in sides]
         if index:
             tests = self._tests(*sides)
+            if self.pattern is not None and np.isfinite(samples).all():
+                samples = [samples[1] - samples[0]]  # of pairs differences are tested
         if self.target is not None and not until:
             tests["meets_target"] = statistics.against(
                 self._values(runs), self.target.value, self.quality_level, self.how.sd, self.sign
             )
         lengths = [run.length for run in runs if run.length is not None]
-        evaluations = [run.evaluations for run in runs]
+        evaluations, repeated = [run.evaluations for run in runs], None
+        decides = tests.get("meets_target" if self.is_single else self.deciding)
+        if decides is not None and decides.error is not None:
+            sided, counts = self.rule.one_sided or self.is_single, list(map(len, samples))
+            repeated = statistics.p_if_repeated(decides.p, counts, sided)
         return FinishedSet(
-            counted=len(sides[-1]),
+            tests=tests, counted=len(sides[-1]), p_if_repeated=repeated,
+            runs_needed=self._runs_needed(samples) if decides is not None else None,
             irregular={what: [run.name for run in of] for what, of in irregular.items() if of},
             evaluations=[min(evaluations), max(evaluations)],
-            lengths=[min(lengths), max(lengths)] if lengths else [],
-            rank=[], ahead_of_next=None, **self._power(sides, tests),
+            lengths=[min(lengths), max(lengths)] if lengths else [], rank=[], ahead_of_next=None,
         )  # fmt: skip
 
     def _tests(self, base: Sequence[FinishedRun], runs: Sequence[FinishedRun]) -> dict[str, Test]:
@@ -125,40 +139,16 @@ class FinishedComparison:
             )
         return tests
 
-    def _power(
-        self, sides: Sequence[Sequence[FinishedRun]], tests: dict[str, Test]
-    ) -> dict[str, Any]:
-        """Return the tests with what they could have found, and how many runs the margin needs."""
-        rule, samples, needed = self.rule, list(map(self._values, sides)), None
-        if len(sides) > 1 and self.pattern is not None and np.isfinite(samples).all():
-            samples = [samples[1] - samples[0]]  # of pairs differences are tested
-        counts, sided = list(map(len, samples)), rule.one_sided or self.is_single
-        name = "meets_target" if self.is_single else self._deciding
-        test = tests.get(name)
-        found: dict[str, Any] = {"tests": tests, "p_if_repeated": None}
-        if test is not None and test.error is not None:
-            freedom = test.freedom or math.inf
-            least = statistics.detectable(test.error, freedom, rule.level, sided)
-            size = Scale(test.kind == "ratio").size(least)
-            found["tests"] = tests | {name: test.model_copy(update={"resolution": size})}
-            found["p_if_repeated"] = statistics.p_if_repeated(test.p, counts, sided)
-        if (
-            rule.margin is not None
-            and test is not None
-            and np.isfinite(np.concatenate(samples)).all()
-        ):
-            spread = (self.is_single and self.how.sd) or math.sqrt(
-                np.mean([of.var(ddof=1) for of in samples])
-            )
-            level = self.quality_level
-            needed = statistics.runs_needed(rule.margin, spread, level, True, len(counts))
-        return found | {"runs_needed": needed}
+    def _runs_needed(self, samples: Sequence[Values]) -> int | None:
+        """Return how many runs of a set show the margin with 80 %."""
+        margin, level = self.rule.margin, self.quality_level
+        if margin is None or not np.isfinite(np.concatenate(samples)).all():
+            return None
+        known = self.how.sd if self.is_single else None
+        spread = known or math.sqrt(np.mean([values.var(ddof=1) for values in samples]))
+        return statistics.runs_needed(margin, spread, level, True, len(samples)) if spread else None
 
     # ---- all of them
-    @property
-    def _deciding(self) -> str:
-        return "time" if self.by_time else "difference"
-
     def _sets(self) -> list[FinishedSet]:
         """Return what each set shows, in order; of three and more with their ranks."""
         found = [self._set(index) for index in range(len(self.sets))]
@@ -183,7 +173,7 @@ class FinishedComparison:
 
     def _candidates(self, sets: Sequence[FinishedSet]) -> list[Candidate]:
         """Return the sets as candidates, with p-values that are corrected over all of them."""
-        tests, candidates = [one.tests.get(self._deciding) for one in sets], list[Candidate]()
+        tests, candidates = [one.tests.get(self.deciding) for one in sets], list[Candidate]()
         for index, p_holm in enumerate(holm([test.p if test else None for test in tests])):
             one, test, runs = sets[index], tests[index], self.counted[index]
             effect = test and test.model_copy(update={"p_holm": p_holm})
@@ -205,7 +195,7 @@ class FinishedComparison:
         return candidates
 
     def result(self, name: str) -> Result:
-        """Return what the runs have shown, but for the sentences."""
+        """Return what the runs have shown. Raises `ConfigError` for pairs that are none."""
         sets, rule, objective = self._sets(), self.rule, self.experiment.objective
         first, *others = candidates = self._candidates(sets)
         ahead = [
@@ -215,7 +205,7 @@ class FinishedComparison:
         leader = min(ahead, key=lambda one: one[0])[1] if ahead else None
         last = others[0] if len(others) == 1 else leader
         target, counts = self.experiment.limit.target, list(map(len, self.counted))
-        return Result(
+        found = Result(
             name=name, kind="finished", objective=objective,
             metric="seconds of a run" if self.by_time else objective,
             direction="min" if self.by_time else self.experiment.mode, target=target,
@@ -231,3 +221,34 @@ class FinishedComparison:
             disturbed=None, seconds={}, device_s=None, price=None, files={},
             finished=Finished(paired_by=self.how.paired_by, sd=self.how.sd, sets=sets),
         )  # fmt: skip
+        return found.model_copy(update={"summary": words.summary(found)})
+
+
+# ---- the folder
+def write(comparison: FinishedComparison, found: Result, folder: Path) -> None:
+    """Write experiment, parsed numbers, result and page into a new folder. Raises `OSError`."""
+    for index, runs in enumerate(comparison.sets):
+        rows = [json.dumps(run._asdict()) for run in runs]
+        write_text(folder / RUNS / f"{index}.jsonl", "\n".join(rows) + "\n")
+    comparison.experiment.write(folder)
+    page.write_finished(folder, found)
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Return whether the result in such a folder is what its numbers give: `verified`, `faults`.
+    Raises `ConfigError` for another folder."""
+    experiment = Experiment.read(folder)
+    files = [folder / RUNS / f"{index}.jsonl" for index in range(len(experiment.candidates))]
+    for file in (folder / JSON, *files):
+        if not file.is_file():
+            raise ConfigError(f"{file}: is missing; allowed: what tunediff judge --out has written")
+    sets = [
+        [FinishedRun(**json.loads(line)) for line in file.read_text().splitlines()]
+        for file in files
+    ]
+    found = reading.as_json(FinishedComparison(experiment, sets).result(folder.name))
+    said = json.loads((folder / JSON).read_text())
+    # Sentences are no facts, and the folder may have been moved
+    faults = [*proof.other_numbers(found | {key: said.get(key) for key in SAID}, said)]
+    return {"folder": str(folder), "verified": not faults, "faults": faults,
+            "verdict": found["verdict"]}  # fmt: skip

@@ -5,7 +5,6 @@ A folder or a pattern of names holds a file a run; a single CSV or JSON-lines fi
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import json
 import math
@@ -24,6 +23,7 @@ from tunediff.command.metrics import (
     value_in,
 )
 from tunediff.core.errors import ConfigError
+from tunediff.core.options import REQUIRED, Section, option
 from tunediff.core.target import Target
 
 TEXTS, TABLES = (".txt", ".log", ".out", ".err", ".md", ""), (".csv", ".jsonl", ".ndjson", ".json")
@@ -57,16 +57,20 @@ class FinishedRun(NamedTuple):
         return self.value is not None and not math.isfinite(self.value)
 
 
-@dataclasses.dataclass(frozen=True)
-class RunReader:
-    """What is read of each run, and how."""
+class LogFormat(Section):
+    """What is read of each run."""
 
-    objective: str
-    pattern: str | None = None
-    """A regular expression with one group, for logs of text."""
-    time: str | None = None
-    """The same for seconds, or the name of a column or key."""
-    reduce: str = "last"
+    objective: str = option(REQUIRED, "the metric that decides, as logs name it", metavar="NAME")
+    pattern: str | None = option(None, "a regular expression for it, with one group: the number")
+    time: str | None = option(
+        None, "seconds in logs, e.g. train_time:(\\d+)ms, or the name of a column or key"
+    )
+    reduce: str = option("last", "last (default), mean:K, min or max of its values")
+
+
+class RunReader(LogFormat):
+    """Reads runs."""
+
     until: Target | None = None
     """The target until which seconds count; None: those of the whole run."""
 

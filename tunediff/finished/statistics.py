@@ -25,6 +25,9 @@ FIRST_TEST, SIMULATIONS, RESAMPLES = 3, 20_000, 4_000
 MOST_RUNS, MOST_DRAWN, BLOCK = 100_000, 20_000_000, 1_000_000
 """Runs that anybody makes; values that simulations draw of a set, in all (fewer series of long
 ones) and at a time."""
+NEARLY_NORMAL = 1e6
+"""Degrees of freedom from which Student's distribution is the normal one to six digits."""
+UNITS = Scale(ratios=False)
 Values = NDArray[np.float64]
 
 
@@ -36,7 +39,7 @@ def _mean_error(values: Values, step: float) -> float:
 
 def _test(
     method: str, offset: float, error: float, freedom: float, level: float, one_sided: bool,
-    bound: float = 0.0, sign: float = 1.0,
+    bound: float = 0.0, sign: float = 1.0, scale: Scale = UNITS,
 ) -> Test:  # fmt: skip
     """Return the t-test (freedom = ∞: z-test) of an offset against `bound`: whether it is smaller,
     or for the sign −1 whether its negative is. Its interval is of 1 − level, of a one-sided test of
@@ -45,8 +48,10 @@ def _test(
     p = float(special.stdtr(freedom, t if one_sided else -abs(t))) * (1 if one_sided else 2)
     half = quantile(1 - level / (1 if one_sided else 2), freedom) * error
     return Test(
-        kind="difference", value=offset, low=offset - half, high=offset + half, p=p,
-        method=method, shown=p < level, ahead=t < 0, error=error,
+        kind="ratio" if scale.ratios else "difference", value=scale.back(offset),
+        low=scale.back(offset - half), high=scale.back(offset + half),
+        resolution=scale.size(detectable(error, freedom, level, one_sided)),
+        p=p, method=method, shown=p < level, ahead=t < 0, error=error,
         freedom=freedom if math.isfinite(freedom) else None,
     )  # fmt: skip
 
@@ -68,22 +73,13 @@ def compare(
     scale, step = Scale(ratios), printed_step(both)
     x, y = scale.to_model(a), scale.to_model(b)
     steps = [step / float(side.mean()) if ratios else step for side in (a, b)]
-    if paired:
-        error, freedom = _mean_error(y - x, math.hypot(*steps)), len(x) - 1.0
-    else:
-        errors = [_mean_error(side, of) for side, of in zip((x, y), steps, strict=True)]
-        error = math.hypot(*errors)
-        parts = [(e / error) ** 4 / (len(of) - 1) for e, of in zip(errors, (x, y), strict=True)]
-        freedom = 1 / sum(parts)
-    offset = float(y.mean() - x.mean())
-    method = "paired_t" if paired else "welch"
-    test = _test(method, offset, error, freedom, level, one_sided, bound, sign)
-    if not ratios:
-        return test
-    ends = {"value": test.value, "low": test.low, "high": test.high}
-    return test.model_copy(
-        update={"kind": "ratio"} | {name: scale.back(end or 0.0) for name, end in ends.items()}
-    )
+    samples = [(y - x, math.hypot(*steps))] if paired else [(x, steps[0]), (y, steps[1])]
+    errors = [_mean_error(*sample) for sample in samples]
+    error = math.hypot(*errors)
+    parts = zip(errors, samples, strict=True)
+    freedom = 1 / sum((e / error) ** 4 / (len(values) - 1) for e, (values, _) in parts)
+    offset, method = float(y.mean() - x.mean()), "paired_t" if paired else "welch"
+    return _test(method, offset, error, freedom, level, one_sided, bound, sign, scale)
 
 
 def _by_ranks(a: Values, b: Values, level: float, one_sided: bool, paired: bool) -> Test:
@@ -127,9 +123,8 @@ def power_of(shift: float, error: float, freedom: float, level: float, one_sided
 
 def detectable(error: float, freedom: float, level: float, one_sided: bool) -> float:
     """Return the true difference that a test of this standard error finds with `POWER`."""
+    freedom = min(freedom, NEARLY_NORMAL)
     limit = quantile(1 - level / (1 if one_sided else 2), freedom)
-    if math.isinf(freedom):
-        return (limit + quantile(POWER, freedom)) * error
     return float(special.nctdtrinc(freedom, 1 - POWER, limit)) * error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tunediff.core.outcomes import Verdict
-from tunediff.core.text import number, pluralize
+from tunediff.core.text import number, pluralize, rounded
 from tunediff.report.result import Candidate, Effect, FinishedSet, Result
 from tunediff.report.sentences import interval
 
@@ -29,7 +29,7 @@ def summary(result: Result) -> list[str]:
     both = list(zip(result.candidates, sets, strict=True))
     lines = [_verdict(result, one, of) for one, of in both[1:]]
     for one, of in both:
-        lines += [f"{one.name}: {note}." for note in _notes(result, of)]
+        lines += [f"{one.name}: {note}." for note in _notes(result, one, of)]
     if len({tuple(of.evaluations) for of in sets}) > 1:
         lines.append("The sets are evaluated unequally often: more values have more luck.")
     if len({tuple(of.lengths) for of in sets if of.lengths}) > 1:
@@ -42,9 +42,8 @@ def _verdict(result: Result, one: Candidate, of: FinishedSet) -> str:
     assert known is not None
     size, effect = interval(one.effect), one.effect or Effect(kind="difference")
     how = "times" if effect.kind == "ratio" else "compared with"
-    runs = f"{known.sets[0].counted} and {pluralize(of.counted, 'run')}"
-    if known.paired_by is not None:
-        runs = pluralize(of.counted, "pair")
+    runs = f"{of.counted} and {pluralize(known.sets[0].counted, 'run')}"
+    runs = runs if known.paired_by is None else pluralize(of.counted, "pair")
     tail = f"{metric} {size} {how} that of {first}" if size else f"by the ranks of their {metric}"
     missing = [words for name, words in _gates(result, of).items() if not of.tests[name].shown]
     said = {
@@ -53,8 +52,7 @@ def _verdict(result: Result, one: Candidate, of: FinishedSet) -> str:
         Verdict.NOT_SHOWN: f"{one.name} takes less time than {first}, and is not shown to"
         f" {' and to '.join(missing)}",
     }.get(one.verdict or Verdict.OPEN, f"{one.name} shows no significant difference from {first}")
-    p = "unknown" if effect.p_holm is None else number(effect.p_holm)
-    return f"{said}: {tail} ({runs}, p = {p})."
+    return f"{said}: {tail} ({runs}, p = {rounded(effect.p_holm) or 'unknown'})."
 
 
 def _gates(result: Result, of: FinishedSet) -> dict[str, str]:
@@ -67,7 +65,7 @@ def _gates(result: Result, of: FinishedSet) -> dict[str, str]:
     return {name: said for name, said in words.items() if name in of.tests}
 
 
-def _notes(result: Result, of: FinishedSet) -> Iterator[str]:
+def _notes(result: Result, one: Candidate, of: FinishedSet) -> Iterator[str]:
     for name, words in _gates(result, of).items():
         test = of.tests[name]
         size = f"{interval(test)}, " if test.value is not None else ""
@@ -75,10 +73,9 @@ def _notes(result: Result, of: FinishedSet) -> Iterator[str]:
         yield f"{shown} ({size}p = {number(test.p)}, {test.method})"
     if of.runs_needed is not None:
         yield f"to show the margin in 80 % takes {of.runs_needed} runs"
-    for test in of.tests.values():
-        if test.resolution is not None:
-            yield f"these runs find a difference of {number(test.resolution)} in 80 %"
     if of.p_if_repeated is not None:
+        decides = one.effect or of.tests["meets_target"]
+        yield f"these runs find a difference of {number(decides.resolution)} in 80 %"
         share = number(of.p_if_repeated) if of.p_if_repeated >= 1e-4 else "below 0.0001"
         yield f"tested after each run from the third on, p would be {share}"
     if of.rank:
