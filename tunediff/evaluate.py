@@ -22,7 +22,7 @@ from tunediff import cli, models
 from tunediff import config as cfg
 from tunediff.core import environment, remote, text
 from tunediff.core.files import write_numbered
-from tunediff.core.options import REQUIRED, JsonOptions, StorageOptions, option
+from tunediff.core.options import REQUIRED, JsonOptions, option
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, check_writable
 from tunediff.data.knobs import Data
@@ -62,7 +62,7 @@ class Protocol(drawing.SamplerOptions):
     )
 
 
-class EvaluateOptions(Protocol, JsonOptions, StorageOptions):
+class EvaluateOptions(Protocol, JsonOptions, remote.StorageOptions):
     """The options of the command."""
 
     run: str = option(REQUIRED, "the model", flag="RUN", metavar="RUN")

@@ -26,8 +26,9 @@ from tunediff import __version__, cli
 from tunediff.core import lock
 from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
-from tunediff.core.options import StorageOptions, option
+from tunediff.core.options import option
 from tunediff.core.refusals import allow
+from tunediff.core.remote import StorageOptions
 from tunediff.experiment.model import is_search
 
 INSTRUCTIONS = (

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
 from tunediff.core.files import numbered
-from tunediff.core.options import REQUIRED, JsonOptions, StorageOptions, option
+from tunediff.core.options import REQUIRED, JsonOptions, option
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import check_writable
+from tunediff.core.remote import StorageOptions
 from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.models import Saved

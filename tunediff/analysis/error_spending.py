@@ -17,9 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tunediff.analysis.statistics import quantile
-from tunediff.search_space.model import FIRST_VERDICT
+from tunediff.experiment.model import LEAST_PAIRS
 
-FIRST = FIRST_VERDICT
+FIRST = LEAST_PAIRS
 """Rounds before the first analysis: two say next to nothing about their own noise."""
 DRAWN = 2_400_000
 """Simulated rounds of twelve comparisons behind the bounds: their error is accurate to 2 %."""

@@ -21,7 +21,7 @@ from tunediff.config import ConfigError, Systems, code
 from tunediff.core import remote
 from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import numbered
-from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
+from tunediff.core.options import REQUIRED, option, words_option
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import writing
@@ -29,7 +29,7 @@ from tunediff.profiling import tables
 from tunediff.tuning import foreground
 
 
-class ProfileOptions(StorageOptions):
+class ProfileOptions(remote.StorageOptions):
     """What is asked of a profile."""
 
     config: Path = option(REQUIRED, "configuration file, or digits, cifar10, mine.py")

@@ -22,7 +22,7 @@ from tunediff.core.clock import Budget, UnitName, own_s
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Activity, Listeners
-from tunediff.core.options import REQUIRED, StorageOptions, option, words_option
+from tunediff.core.options import REQUIRED, option, words_option
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
 from tunediff.core.refusals import allow, check_name, writing
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 INITIAL = "weights in a .safetensors file"
 
 
-class TrainOptions(StorageOptions):
+class TrainOptions(remote.StorageOptions):
     """What is asked of a training."""
 
     config: Path = option(

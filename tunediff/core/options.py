@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
 import pydantic
-from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
-from tunediff.core import files, remote, text
+from tunediff.core import text
 from tunediff.core.errors import ConfigError
 
-STORAGE_HELP = (
-    "folder of all searches, comparisons and trainings, or its address, e.g. s3://bucket/prefix"
-    f" (default: {files.STORAGE})"
-)
 JSON_HELP = "print the result as JSON, nothing else on stdout"
 REQUIRED = ...
 """Default of an option that has to be given."""
@@ -140,15 +135,6 @@ def _refusal(kind: type[Section], detail: Any) -> str:
     listed = ", ".join(choices_of(field.annotation))
     allowed = about_of(field).get("allowed") or listed or ALLOWED.get(what.partition("_")[0])
     return f"{flag}: {shown} is not allowed; allowed: {allowed or detail['msg']}"
-
-
-Storage = Annotated[str | Path, AfterValidator(remote.local)]
-
-
-class StorageOptions(Options):
-    """Where results are."""
-
-    storage: Storage = option(files.STORAGE, STORAGE_HELP)
 
 
 class JsonOptions(Options):

@@ -14,13 +14,16 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator
 
 from tunediff.core import trial_record
 from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import ADDRESS, STORAGE, address_of, plain, write_text
+from tunediff.core.options import Options, option
 
 log = logging.getLogger(__name__)
 
@@ -225,3 +228,13 @@ def _files_here(run: Path, last: bool) -> list[Path]:
 def short_error(error: Exception) -> str:
     """Return type and beginning of an error's message, in one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+class StorageOptions(Options):
+    """Where results are."""
+
+    storage: Annotated[str | Path, AfterValidator(local)] = option(
+        STORAGE,
+        "folder of all searches, comparisons and trainings, or its address, e.g."
+        f" s3://bucket/prefix (default: {STORAGE})",
+    )

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tunediff import cli
 from tunediff.core import environment, text
-from tunediff.core.options import JsonOptions, StorageOptions
+from tunediff.core.options import JsonOptions
+from tunediff.core.remote import StorageOptions
 from tunediff.core.signals import command_began, terminable
 
 

@@ -33,7 +33,8 @@ Mode = Literal["min", "max"]
 EarlyStoppingName = Literal["none", "asha"]
 Better = Literal["value", "time"]
 LEAST_PAIRS, MOST_PAIRS = 3, 1_000
-"""Of a comparison: two pairs say nothing of their own noise."""
+"""Of a comparison: two pairs say nothing of their own noise. Confirming runs are first tested after
+as many."""
 Counted = Literal["first", "end"]
 """Which seconds count: those until the target is first met, or those of the whole run."""
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from tunediff import cli, search_space
 from tunediff.core import remote
-from tunediff.core.options import REQUIRED, JsonOptions, StorageOptions, option
+from tunediff.core.options import REQUIRED, JsonOptions, option
 from tunediff.core.refusals import writing
 from tunediff.report import context, page
 
 
-class ReportOptions(JsonOptions, StorageOptions):
+class ReportOptions(JsonOptions, remote.StorageOptions):
     """The options of the command."""
 
     name: str = option(REQUIRED, "name of the search", flag="name")

@@ -13,6 +13,7 @@ from tunediff.config.knobs import refuse
 from tunediff.core import text
 from tunediff.core.clock import UNITS, Budget, Unit, UnitName, own_s
 from tunediff.core.target import TIME_TO_TARGET, Target
+from tunediff.experiment.model import LEAST_PAIRS
 from tunediff.search_space.dimension import Dimension, complete, count
 from tunediff.search_space.sections import Confirm, RunOptions, SearchFile, Study
 
@@ -21,8 +22,6 @@ SEED_OFFSET = 1000
 further confirmation: no trial of the search may have used these seeds."""
 PAIR_SEED_OFFSET = SEED_OFFSET // 2
 """Offset to the first seed of a comparison of two configurations, which may be confirmed ones."""
-FIRST_VERDICT = 3
-"""Number of seeds after which the confirming runs are tested for the first time."""
 RATE = Metric("samples_per_s", "max", "samples/s")
 """The objective that every workload has besides its own: it needs no evaluation."""
 
@@ -161,7 +160,7 @@ class SearchSpace(RunOptions):
     @property
     def confirming_reserve(self) -> int:
         """Return the confirming runs that `budget: total` leaves room for: a first verdict's."""
-        return (self.finalists + 1) * FIRST_VERDICT if self.finalists else 0
+        return (self.finalists + 1) * LEAST_PAIRS if self.finalists else 0
 
     @property
     def most_confirming_runs(self) -> int:

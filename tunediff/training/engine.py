@@ -26,8 +26,7 @@ from tunediff.data import loader, randomness
 from tunediff.data.loader_processes import LoaderProcesses
 from tunediff.distributed import World
 from tunediff.training import memory, state, strategies
-from tunediff.training.capture.graph import MakeGraph
-from tunediff.training.capture.step_capture import steps_of
+from tunediff.training.capture import MakeGraph, steps_of
 from tunediff.training.compilation import Compilation
 from tunediff.training.feed import Feed
 from tunediff.training.meter import Meter

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor, nn
 
+from tunediff.training.capture import MakeGraph, StepGraph
 from tunediff.training.capture.comparison import difference
-from tunediff.training.capture.graph import MakeGraph, StepGraph
 
 MOST = 2
 """Graphs of one network: each keeps the memory of its pass."""
@@ -95,8 +95,3 @@ def _kind(inputs: tuple[Tensor, ...]) -> Hashable:
         torch.backends.cudnn.allow_tf32,
     )
     return formats, tuple((one.shape, one.dtype, one.device) for one in inputs)
-
-
-def captured(network: nn.Module, make_graph: MakeGraph | None) -> Callable[..., Tensor]:
-    """Return the network, captured where steps are."""
-    return network if make_graph is None else CapturedCall(network, make_graph)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Iterable
 
 import torch
-from torch import Tensor
 
 _aten = torch.ops.aten
 HOST_READS = {
@@ -15,25 +13,6 @@ HOST_READS = {
     _aten._unique2, _aten.unique_dim, _aten.unique_consecutive,
 }  # fmt: skip
 """Operators whose result, or its shape, Python gets to know: the host waits for the device."""
-
-
-class StepGraph(Protocol):
-    """A step that was made once and can be made again without its Python code.
-
-    Python's numbers and the places of tensors stay; random numbers are drawn anew.
-    """
-
-    def capturing(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which the step to capture is made."""
-        ...
-
-    def replay(self) -> None:
-        """Make the step again."""
-        ...
-
-
-MakeGraph = Callable[[Iterable[torch.Generator]], StepGraph]
-"""Makes an empty graph for a step that draws from these generators."""
 
 
 class CudaStepGraph:
@@ -71,13 +50,3 @@ def leave_side_stream(device: torch.device) -> None:
     default = torch.cuda.default_stream(device)
     default.wait_stream(torch.cuda.current_stream(device))
     torch.cuda.set_stream(default)
-
-
-def await_default_stream(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """Order what was queued in the default stream, as by threads of a user's loader, before what
-    follows here, and keep the memory of these tensors of the device until that is done."""
-    if device.type == "cuda":
-        stream = torch.cuda.current_stream(device)
-        stream.wait_stream(torch.cuda.default_stream(device))
-        for tensor in tensors:
-            tensor.record_stream(stream)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,104 +13,15 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from tunediff.core.errors import CaptureFailedError
 from tunediff.core.outcomes import CaptureOutcome
-from tunediff.core.trial_record import CAPTURED, REFUSED
+from tunediff.core.trial_record import CAPTURED
+from tunediff.training.capture import Call, MakeGraph, StepGraph, StepLoop, Steps
 from tunediff.training.capture.comparison import difference
-from tunediff.training.capture.graph import (
-    CudaStepGraph,
-    MakeGraph,
-    StepGraph,
-    leave_side_stream,
-    use_side_stream,
-)
+from tunediff.training.capture.graph import leave_side_stream
 from tunediff.training.capture.group_values import GroupValues, deferred_schedules
 from tunediff.training.capture.purity import StepWatch, loop_numbers, unwatched
-from tunediff.training.phases import Phases
-from tunediff.training.state import State
 
 LEARNING_RATES = (0.5, 1.0, 1.5)
 """Factors of the learning rate in the compared steps: two eager, one replayed."""
-Call = Callable[..., object]
-
-
-class StepLoop(Protocol):
-    """What this module calls of the engine, which it does not import."""
-
-    device: torch.device
-    state: State
-    phases: Phases
-
-    @property
-    def points(self) -> Sequence[object]: ...
-    @property
-    def loss(self) -> Tensor | None: ...
-    def fetch_batches(self) -> list[Any]: ...
-    def passes(self, batches: list[Any] | None = None) -> Iterator[Any]: ...
-    def undone(self) -> contextlib.AbstractContextManager[None]: ...
-    def count_step(self) -> None: ...
-    def count_replay(self, loss: Tensor, learning_rate: float) -> None: ...
-    def decided(self, outcome: CaptureOutcome, reason: str = "") -> None: ...
-
-
-class Steps:
-    """How the engine makes its steps; here each one in the workload's loop.
-
-    The engine and `Trial` call these methods, whether steps are captured or not.
-    """
-
-    make_graph: MakeGraph | None = None
-    """Captures what an evaluation calls often; None: nothing is captured."""
-
-    def __init__(self, loop: StepLoop, refusal: str = "") -> None:
-        self._loop, self.refusal = loop, refusal
-        """`refusal`: why a step that was to be captured is not."""
-
-    def step(self) -> Iterator[Any]:
-        """Make one optimizer step: yield its batches, unless it is replayed."""
-        yield from self._loop.passes()
-
-    def before(self, call: Call) -> None:
-        """Call what sets numbers for this step: now, and before every replay."""
-        call()
-
-    def after(self, call: Call, *tensors: Tensor) -> None:
-        """Call this with the tensors when the step is made."""
-        call(*tensors)
-
-    def count(self) -> None:
-        """Count a step that the loop's body has made."""
-        self._loop.count_step()
-
-    def note_read(self, name: str) -> None:
-        """Note that the loop's body reads a number that moves from step to step."""
-
-    def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
-        """Return an optimizer's learning rate in the step that is made now."""
-        return optimizer.param_groups[0]["lr"]  # type: ignore[no-any-return]
-
-    def facts(self) -> dict[str, str]:
-        """Return `capture`, as a `Point` has it."""
-        return {"capture": REFUSED + self.refusal} if self.refusal else {}
-
-    def refuse(self, reason: str) -> None:
-        """Make every further step in the loop, for this reason."""
-
-    def fail(self, error: RuntimeError) -> None:
-        """Raise `CaptureFailedError` where the error is that of a capture."""
-
-    def close(self) -> None:
-        """Leave torch as it was, also where the loop's body has raised an error."""
-
-
-def steps_of(loop: StepLoop, asked: bool, make_graph: MakeGraph | None, refusal: str) -> Steps:
-    """Return how an engine makes its steps. `asked`: whether its configuration wants them captured;
-    `refusal`: why an earlier process could not; `make_graph`: captures in place of CUDA."""
-    if refusal:
-        loop.decided(CaptureOutcome.REFUSED, refusal)
-        return Steps(loop, refusal)
-    if make_graph is None and asked:
-        use_side_stream(loop.device)
-        make_graph = CudaStepGraph
-    return StepCapture(loop, make_graph) if make_graph is not None else Steps(loop)
 
 
 @dataclasses.dataclass
