@@ -23,12 +23,11 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import __version__, cli
-from tunediff.core import lock
+from tunediff.core import lock, remote
 from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
 from tunediff.core.options import option
 from tunediff.core.refusals import allow
-from tunediff.core.remote import StorageOptions
 from tunediff.experiment.model import is_search
 
 INSTRUCTIONS = (
@@ -187,7 +186,7 @@ def serve(storage: Path) -> Any:
     return server
 
 
-class McpOptions(StorageOptions):
+class McpOptions(remote.StorageOptions):
     """The options of the command."""
 
     result: Path | None = option(None, argparse.SUPPRESS)

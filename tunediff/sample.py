@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import cli, models
+from tunediff.core import progress, remote
 from tunediff.core.files import numbered
 from tunediff.core.options import REQUIRED, JsonOptions, option
-from tunediff.core.progress import EventLines
 from tunediff.core.refusals import check_writable
-from tunediff.core.remote import StorageOptions
 from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.models import Saved
@@ -41,7 +40,7 @@ FIRST_IMAGES, FIRST_SHEET = 16, {"sampler": "ddim", "steps": 10, "skip": "linear
 """Images of the first sheet, and how they are drawn: seconds on a CPU."""
 
 
-class SampleOptions(drawing.SamplerOptions, JsonOptions, StorageOptions):
+class SampleOptions(drawing.SamplerOptions, JsonOptions, remote.StorageOptions):
     """The options of the command."""
 
     run: str = option(REQUIRED, "the model", flag="RUN", metavar="RUN")
@@ -110,7 +109,7 @@ def _sample(model: Saved, config: Any, seed: int, batch_size: int, options: Samp
             few = dataclasses.replace(request, images=min(n, FIRST_IMAGES))
             _draw(network, quick, few, world, first)
             how = drawing.format_sampler(drawing.describe_sampler(quick))
-            EventLines(on_stderr=True, quiet=not world.main).say(
+            progress.EventLines(on_stderr=True, quiet=not world.main).say(
                 f"first sheet: {few.images} images by {how}: {first}", timed=False
             )
         seconds = _draw(network, config, request, world, path)

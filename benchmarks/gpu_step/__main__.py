@@ -50,8 +50,8 @@ from tunediff.core.clock import Budget
 from tunediff.core.point import Point
 from tunediff.data.images import Images
 from tunediff.distributed import alone
-from tunediff.training.capture import MakeGraph, captured
-from tunediff.training.capture.graph import CudaStepGraph, use_side_stream
+from tunediff.training.capture import captured
+from tunediff.training.capture.steps import CudaStepGraph, MakeGraph, use_side_stream
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import evaluation_precision, float32_formats

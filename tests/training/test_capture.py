@@ -111,10 +111,10 @@ def test_captured_training_equals_the_eager_one_with_the_sampler(sampler):
     test_captured_training_equals_the_eager_one_with({"timesteps__name": sampler})
 
 
-def test_learning_rates_that_follow_the_budget_reach_a_captured_step():
-    config = tiny(
-        optimizer__implementation="fused", optimizer__warmup=0.5, optimizer__decay="cosine", loader__workers=0
-    )
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_learning_rates_that_follow_the_budget_reach_a_captured_step(optimizer):
+    knobs = {"optimizer__name": optimizer, "optimizer__warmup": 0.5, "optimizer__decay": "cosine"}
+    config = tiny(optimizer__implementation="fused", loader__workers=0, **knobs)
     captured, eager, told = both(config, 16 * 20)
     assert told.facts["capture"] == "captured"
     assert_equal(weights(captured), weights(eager), rtol=1e-4, atol=1e-6)
@@ -266,12 +266,21 @@ def with_hidden(trial, net, optimizer, inputs, targets):
     trial.step(F.mse_loss(net(inputs), targets) * net.hidden[0], optimizer)
 
 
+MADE = []
+
+
+def with_counter(trial, net, optimizer, inputs, targets):
+    MADE.append(trial)
+    trial.step(F.mse_loss(net(inputs), targets) * (1 + 1e-5 * len(MADE)), optimizer)  # too little to tell steps apart
+
+
 REASONS = {
     with_item: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
     with_mask: "a value is read on the host, as by .item(), bool() or a mask (test_capture.py:",
     with_progress: "trial.progress is read, which trial.before_step may (test_capture.py:",
     with_rate: "a learning rate is set, which trial.before_step may",
     with_python_random: "replays are not the steps: library_rng",
+    with_counter: "MADE changes on the host in every step (test_capture.py:",
     with_hidden: "the same steps made twice differ: ",
 }
 
@@ -292,8 +301,7 @@ def test_loop_that_no_replay_can_repeat_is_refused_with_the_reason_and_trains_on
 
 def test_state_that_moves_when_it_is_put_back_is_named():
     def body(trial):
-        running = Running()
-        net, optimizer = fused(trial, running=running)
+        net, optimizer = fused(trial, running=(running := Running()))
         for inputs, targets in trial.batches((INPUTS, TARGETS)):
             loss = F.mse_loss(net(inputs), targets)
             running.add(loss)
@@ -311,8 +319,7 @@ def test_host_work_after_each_step_sees_every_loss():
         for inputs, targets in trial.batches((INPUTS, TARGETS)):
             loss = F.mse_loss(net(inputs), targets)
             trial.step(loss, optimizer)
-            if trial.engine is not None:
-                trial.after_step(lambda one: losses.append(float(one)), loss.detach())
+            trial.after_step(lambda one: losses.append(float(one)), loss.detach())
 
     assert told_of(body).facts["capture"] == "captured"
     assert seen[0][-9:] == pytest.approx(seen[1][-9:], rel=1e-5)

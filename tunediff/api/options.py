@@ -12,10 +12,9 @@ from tunediff import config as cfg
 from tunediff.command.definition import CommandDefinition, CommandSettings, default_mode
 from tunediff.command.trial import command_line
 from tunediff.config import ConfigError, Systems, of
-from tunediff.core.machine_options import MachineOptions
+from tunediff.core import machine_options, remote
 from tunediff.core.options import Options, Section, flag_of, option, words_option
 from tunediff.core.refusals import allow
-from tunediff.core.remote import StorageOptions
 from tunediff.experiment.model import Counted, Drawing, RuleOfPairs, RunLimit
 from tunediff.search_space.sections import MOST_FINALISTS, Service
 
@@ -25,7 +24,7 @@ Command = str | tuple[str, ...]
 """A command line, or its words."""
 
 
-class JobOptions(MachineOptions, StorageOptions):
+class JobOptions(machine_options.MachineOptions, remote.StorageOptions):
     """Options of searches and comparisons that say how they run."""
 
     track: Service | None = option(None, TRACK_HELP)
@@ -181,7 +180,7 @@ def check_command(options: CompareOptions) -> None:
     fits = options.better == "value" or options.outcome != "budget"
     allowed = "a --target, or --outcome final: every run takes its budget"
     allow(fits, "--better", options.better, allowed)
-    given = options.given(RunLimit, MachineOptions)
+    given = options.given(RunLimit, machine_options.MachineOptions)
     for name in ("unit", "compile", "address"):
         allowed = "none: one command at a time runs on this machine, for seconds of wall-clock"
         allow(name not in given, f"--{name}", given.get(name), allowed)

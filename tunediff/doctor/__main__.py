@@ -13,13 +13,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tunediff import cli
-from tunediff.core import environment, text
+from tunediff.core import environment, remote, text
 from tunediff.core.options import JsonOptions
-from tunediff.core.remote import StorageOptions
 from tunediff.core.signals import command_began, terminable
 
 
-class DoctorOptions(JsonOptions, StorageOptions):
+class DoctorOptions(JsonOptions, remote.StorageOptions):
     """The options of the command."""
 
 

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any, cast
-from unittest import mock
 
 import numpy as np
 import torch
@@ -74,24 +73,18 @@ class Watch(Observer):
     def evaluate(self, run: Engine, evaluate: Facts) -> Mapping[str, Any]:
         """Judge, and note what is called, and whether its weights are those that are exported: an
         average may be swapped in."""
-        judge, result = run.evaluation, run.result
-        assert judge is not None
+        result = run.result
         assert result is not None
+        before, parts = digest_of(result), {*result.modules()}
+        self._judged = set()
 
-        def watched() -> Mapping[str, Any]:
-            before, parts = digest_of(result), {*result.modules()}
-            self._judged = set()
+        def note(module: nn.Module, inputs: Any) -> None:
+            self._judged.add(module)
+            if module in parts:
+                parts.clear()
+                self._swapped |= before != digest_of(result)
 
-            def note(module: nn.Module, inputs: Any) -> None:
-                self._judged.add(module)
-                if module in parts:
-                    parts.clear()
-                    self._swapped |= before != digest_of(result)
-
-            with register_module_forward_pre_hook(note):
-                return judge()
-
-        with mock.patch.object(run, "evaluation", watched):
+        with register_module_forward_pre_hook(note):
             found = evaluate()
         self._swapped &= run.judged_digest is None  # else the workload has named them itself
         return found

@@ -26,7 +26,8 @@ from tunediff.data import loader, randomness
 from tunediff.data.loader_processes import LoaderProcesses
 from tunediff.distributed import World
 from tunediff.training import memory, state, strategies
-from tunediff.training.capture import MakeGraph, steps_of
+from tunediff.training.capture import steps_of
+from tunediff.training.capture.steps import MakeGraph
 from tunediff.training.compilation import Compilation
 from tunediff.training.feed import Feed
 from tunediff.training.meter import Meter

@@ -33,7 +33,8 @@ from tunediff.core import text
 from tunediff.data import items, loader
 from tunediff.distributed import World, described_in_environment
 from tunediff.training import loop, model_setup, outcome, state
-from tunediff.training.capture import await_default_stream, captured
+from tunediff.training.capture import captured
+from tunediff.training.capture.steps import await_default_stream
 from tunediff.training.engine import DataRequest, Engine, Facts, Shown
 from tunediff.training.feed import Feed
 from tunediff.training.outcome import TrainingOutcome

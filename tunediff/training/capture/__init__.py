@@ -1,112 +1,19 @@
-"""How an engine makes its steps: each in the workload's loop, or captured once and replayed.
-
-Here is what the rest of the package knows of it; the modules beside are imported where a step is
-captured.
-"""
+"""How an engine makes its steps; what captures them is imported where a knob asks for it."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
 from tunediff.core.outcomes import CaptureOutcome
-from tunediff.core.trial_record import REFUSED
-from tunediff.training.phases import Phases
-from tunediff.training.state import State
-
-Call = Callable[..., object]
-
-
-class StepGraph(Protocol):
-    """A step that was made once and can be made again without its Python code.
-
-    Python's numbers and the places of tensors stay; random numbers are drawn anew.
-    """
-
-    def capturing(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context in which the step to capture is made."""
-        ...
-
-    def replay(self) -> None:
-        """Make the step again."""
-        ...
-
-
-MakeGraph = Callable[[Iterable[torch.Generator]], StepGraph]
-"""Makes an empty graph for a step that draws from these generators."""
-
-
-class StepLoop(Protocol):
-    """What this module calls of the engine, which it does not import."""
-
-    device: torch.device
-    state: State
-    phases: Phases
-
-    @property
-    def points(self) -> Sequence[object]: ...
-    @property
-    def loss(self) -> Tensor | None: ...
-    def fetch_batches(self) -> list[Any]: ...
-    def passes(self, batches: list[Any] | None = None) -> Iterator[Any]: ...
-    def undone(self) -> contextlib.AbstractContextManager[None]: ...
-    def count_step(self) -> None: ...
-    def count_replay(self, loss: Tensor, learning_rate: float) -> None: ...
-    def decided(self, outcome: CaptureOutcome, reason: str = "") -> None: ...
-
-
-class Steps:
-    """How the engine makes its steps; here each one in the workload's loop.
-
-    The engine and `Trial` call these methods, whether steps are captured or not.
-    """
-
-    make_graph: MakeGraph | None = None
-    """Captures what an evaluation calls often; None: nothing is captured."""
-
-    def __init__(self, loop: StepLoop, refusal: str = "") -> None:
-        self._loop, self.refusal = loop, refusal
-        """`refusal`: why a step that was to be captured is not."""
-
-    def step(self) -> Iterator[Any]:
-        """Make one optimizer step: yield its batches, unless it is replayed."""
-        yield from self._loop.passes()
-
-    def before(self, call: Call) -> None:
-        """Call what sets numbers for this step: now, and before every replay."""
-        call()
-
-    def after(self, call: Call, *tensors: Tensor) -> None:
-        """Call this with the tensors when the step is made."""
-        call(*tensors)
-
-    def count(self) -> None:
-        """Count a step that the loop's body has made."""
-        self._loop.count_step()
-
-    def note_read(self, name: str) -> None:
-        """Note that the loop's body reads a number that moves from step to step."""
-
-    def learning_rate(self, optimizer: torch.optim.Optimizer) -> float:
-        """Return an optimizer's learning rate in the step that is made now."""
-        return optimizer.param_groups[0]["lr"]  # type: ignore[no-any-return]
-
-    def facts(self) -> dict[str, str]:
-        """Return `capture`, as a `Point` has it."""
-        return {"capture": REFUSED + self.refusal} if self.refusal else {}
-
-    def refuse(self, reason: str) -> None:
-        """Make every further step in the loop, for this reason."""
-
-    def fail(self, error: RuntimeError) -> None:
-        """Raise `CaptureFailedError` where the error is that of a capture."""
-
-    def close(self) -> None:
-        """Leave torch as it was, also where the loop's body has raised an error."""
+from tunediff.training.capture.steps import (
+    CudaStepGraph,
+    MakeGraph,
+    StepLoop,
+    Steps,
+    use_side_stream,
+)
 
 
 def steps_of(loop: StepLoop, asked: bool, make_graph: MakeGraph | None, refusal: str) -> Steps:
@@ -117,12 +24,12 @@ def steps_of(loop: StepLoop, asked: bool, make_graph: MakeGraph | None, refusal:
         return Steps(loop, refusal)
     if make_graph is None and not asked:
         return Steps(loop)
-    from tunediff.training.capture import graph, step_capture
+    from tunediff.training.capture.step_capture import StepCapture
 
     if make_graph is None:
-        graph.use_side_stream(loop.device)
-        make_graph = graph.CudaStepGraph
-    return step_capture.StepCapture(loop, make_graph)
+        use_side_stream(loop.device)
+        make_graph = CudaStepGraph
+    return StepCapture(loop, make_graph)
 
 
 def captured(network: nn.Module, make_graph: MakeGraph | None) -> Callable[..., Tensor]:
@@ -132,13 +39,3 @@ def captured(network: nn.Module, make_graph: MakeGraph | None) -> Callable[..., 
     from tunediff.training.capture.captured_call import CapturedCall
 
     return CapturedCall(network, make_graph)
-
-
-def await_default_stream(tensors: Iterable[Tensor], device: torch.device) -> None:
-    """Order what was queued in the default stream, as by threads of a user's loader, before what
-    follows here, and keep the memory of these tensors of the device until that is done."""
-    if device.type == "cuda":
-        stream = torch.cuda.current_stream(device)
-        stream.wait_stream(torch.cuda.default_stream(device))
-        for tensor in tensors:
-            tensor.record_stream(stream)

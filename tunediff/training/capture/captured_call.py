@@ -8,8 +8,8 @@ from collections.abc import Hashable
 import torch
 from torch import Tensor, nn
 
-from tunediff.training.capture import MakeGraph, StepGraph
 from tunediff.training.capture.comparison import difference
+from tunediff.training.capture.steps import MakeGraph, StepGraph
 
 MOST = 2
 """Graphs of one network: each keeps the memory of its pass."""

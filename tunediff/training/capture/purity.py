@@ -6,7 +6,7 @@ import contextlib
 import sys
 import types
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from tunediff.training.capture.graph import HOST_READS
+from tunediff.training.capture.steps import HOST_READS
 
-_OF_TORCH = str(Path(torch.__file__).parent)
 _PACKAGE = Path(__file__).parents[2]
-_OF_ENGINE = tuple(str(_PACKAGE / name) for name in ("training", "data", "core", "distributed.py"))
+_INTERNAL = (
+    str(Path(torch.__file__).parent), contextlib.__file__, "<",
+    *(str(_PACKAGE / name) for name in ("training", "data", "core", "distributed.py")),
+)  # fmt: skip
+"""How the paths of files begin whose code is torch's or the engine's."""
 _MASKED = {torch.ops.aten.index, torch.ops.aten.index_put_, torch.ops.aten.index_put}
 
 
@@ -99,47 +102,34 @@ def _leaves_device(args: Any, outputs: Any) -> bool:
     return any(isinstance(one, Tensor) and one.device.type != "cpu" for one in args)
 
 
-def _line() -> str:
-    """Return file and line of the innermost code that is neither torch's nor the engine's."""
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None:
-        if not _is_internal(frame):
-            return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "in the backward pass"
-
-
-def _is_internal(frame: types.FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return file.startswith((_OF_TORCH, *_OF_ENGINE, "<")) or file == contextlib.__file__
-
-
 # ---- host state
-def loop_numbers() -> tuple[dict[str, Any], str]:
-    """Return plain values of the frame that takes batches, its `self` and module, and its line.
+def loop_numbers() -> dict[str, Any]:
+    """Return plain values and the lengths of containers in the frame that takes batches, its module
+    and its `self`, by name.
 
     Its Python code does not run in a replay: what changes there in every step may matter in a later
     one. What is kept and generators are compared in replays themselves.
     """
-    frame: types.FrameType | None = sys._getframe(2)
-    while frame is not None and _is_internal(frame):
-        frame = frame.f_back
-    values: dict[str, Any] = {}
+    if (frame := _users_frame()) is None:
+        return {}
+    own = getattr(frame.f_locals.get("self"), "__dict__", {})
+    scope = {**frame.f_globals, **frame.f_locals, **{f"self.{name}": own[name] for name in own}}
+    sizes = {name: len(one) for name, one in scope.items() if type(one) in (list, dict, set)}
+    return sizes | {
+        name: one for name, one in scope.items() if isinstance(one, bool | int | float | str)
+    }
+
+
+def _line() -> str:
+    frame = _users_frame()
     if frame is None:
-        return values, ""
-    place = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-    scopes: list[tuple[str, Mapping[str, Any]]] = [("", frame.f_globals), ("", frame.f_locals)]
-    if "self" in frame.f_locals:
-        scopes.append(("self.", getattr(frame.f_locals["self"], "__dict__", {})))
-    for prefix, scope in scopes:
-        for name, value in list(scope.items()):
-            if not name.startswith("__") and (plain := _plain(value)) is not None:
-                values[prefix + name] = plain
-    return values, place
+        return "in the backward pass"
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-def _plain(value: Any) -> Any:
-    """Return a number or a text itself, the length of a container, and None for all else."""
-    if isinstance(value, bool | int | float | str):
-        return value
-    return f"{len(value)} items" if type(value) in (list, dict, set) else None
+def _users_frame() -> types.FrameType | None:
+    """Return the frame of the innermost code that is neither torch's nor the engine's."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+        frame = frame.f_back
+    return frame

@@ -14,11 +14,17 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 from tunediff.core.errors import CaptureFailedError
 from tunediff.core.outcomes import CaptureOutcome
 from tunediff.core.trial_record import CAPTURED
-from tunediff.training.capture import Call, MakeGraph, StepGraph, StepLoop, Steps
 from tunediff.training.capture.comparison import difference
-from tunediff.training.capture.graph import leave_side_stream
 from tunediff.training.capture.group_values import GroupValues, deferred_schedules
 from tunediff.training.capture.purity import StepWatch, loop_numbers, unwatched
+from tunediff.training.capture.steps import (
+    Call,
+    MakeGraph,
+    StepGraph,
+    StepLoop,
+    Steps,
+    leave_side_stream,
+)
 
 LEARNING_RATES = (0.5, 1.0, 1.5)
 """Factors of the learning rate in the compared steps: two eager, one replayed."""
@@ -75,9 +81,9 @@ class StepCapture(Steps):
             return
         in_body, self._in_body = self._in_body, False
         with self._values.outside(), unwatched(self._loop.device):
-            numbers, _ = loop_numbers()
+            numbers = loop_numbers()
             call()
-            self._moved_before |= set(_changed(numbers, loop_numbers()[0]))
+            self._moved_before |= set(_changed(numbers, loop_numbers()))
         self._in_body = in_body
 
     def after(self, call: Call, *tensors: Tensor) -> None:
@@ -150,13 +156,12 @@ class StepCapture(Steps):
     def _watched(self, batches: list[Any]) -> Iterator[Any]:
         """Make a step as ever, and look whether it can be captured."""
         watch, constants = self._watch, self._values.constants()
-        self._moved_before, (before, place) = set(), loop_numbers()
+        self._moved_before, before = set(), loop_numbers()
         self._watching = True
         yield from self._body(batches, watch.waits(self._loop.device), watch)
         self._watching = False
-        for name in _changed(before, loop_numbers()[0]):
-            if name not in self._moved_before:
-                watch.object_to(f"{name} changes on the host in every step", place)
+        for name in {*_changed(before, loop_numbers())} - self._moved_before:
+            watch.object_to(f"{name} changes on the host in every step")
         if self._values.set_inside:
             watch.object_to("a learning rate is set, which trial.before_step may")
         self._refuse_changed(constants)
