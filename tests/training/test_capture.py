@@ -154,8 +154,7 @@ def fused(trial, lr=2**-8, **kept):
 def told_of(body, steps=12, evaluates=False, **knobs):
     """What a captured training of this loop told, and how its weights differ from the eager one's."""
     config, told = toy(**{"evaluation.points": 1} | knobs), Told()
-    samples = steps * config.loader.batch_size
-    how = {"samples": samples, "body": body, "evaluates": evaluates}
+    how = {"samples": steps * config.loader.batch_size, "body": body, "evaluates": evaluates}
     captured = train(config, make_graph=RecordedStep, observer=told, **how)
     assert_equal(weights(captured), weights(train(config, **how)), rtol=1e-5, atol=1e-7)
     return told
