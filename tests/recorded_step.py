@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tunediff.training.capture.steps import HOST_READS
+from tunediff.training.capture.step_capture import HOST_READS
 
 
 class RecordedStep(TorchDispatchMode):

@@ -23,7 +23,7 @@ PARTS = {
     "training.strategies.dp training.strategies.fsdp training.strategies.pipeline": "parallel.strategy",
 }
 """What is imported where a knob asks for it."""
-STATEMENTS = 5_564
+STATEMENTS = 5_562
 """May only fall, and not above 6,000."""
 
 

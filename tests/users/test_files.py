@@ -23,7 +23,7 @@ from tunediff.config import ConfigError, copies
 from tunediff.config.code import WorkloadError
 from tunediff.core.clock import Budget
 from tunediff.core.text import SCHEMA
-from tunediff.inspector import preflight
+from tunediff.inspector import check
 from tunediff.search_space import content as file_content
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
@@ -289,7 +289,7 @@ def checked_space(tmp_path, text, **search):
     Path("mine.py").write_text(text)
     content = search_space.completed(search_space.read(Path("mine.py")), Path("mine.py"), [], cores=2, gpu=False)
     wanted, said = search_space.parse({**content, **({"search": search} if search else {})}, "mine.py"), []
-    created, found = preflight.create(
+    created, found = check.create(
         tmp_path / "s", wanted, {**content, **({"search": search} if search else {})}, said.append
     )
     again = search_space.load(tmp_path / "s/experiment.yaml")

@@ -196,9 +196,9 @@ def _create_checked(
         check_baseline(request.space, say)
         space = experiment.create(folder, request.space, request.content)
         return space, _of_command(space)
-    from tunediff.inspector import preflight  # imports torch
+    from tunediff.inspector import check  # imports torch
 
-    space, report = preflight.create(folder, request.space, request.content, say)
+    space, report = check.create(folder, request.space, request.content, say)
     keys = Measured.__annotations__
     return space, cast(Measured, {key: value for key, value in report.items() if key in keys})
 

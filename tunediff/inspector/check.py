@@ -7,6 +7,7 @@ own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -19,16 +20,19 @@ from typing import Any, TypedDict
 from torch.utils._pytree import tree_leaves
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Systems
+from tunediff.config import ConfigError, Lines, Systems
 from tunediff.config.systems import eager
 from tunediff.core import template_ask
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.outcomes import Status
 from tunediff.core.template import TemplateError
+from tunediff.core.text import number
 from tunediff.core.trial_record import NEVER_READ, TrialRecord
 from tunediff.inspector.watched_run import FACTS, answer
+from tunediff.search_space import SearchSpace
 from tunediff.training import entries
+from tunediff.tuning import experiment
 from tunediff.tuning.trial_spec import TrialSpec
 
 STEPS = 2
@@ -40,6 +44,8 @@ SEED_OFFSET = 100_003
 """From the first seed to the second; unlikely to be written in a file."""
 RUNS = 3
 """Further runs: interrupted, resumed, with another seed."""
+SEVERAL = {"loader.workers": 1, "parallel.workers": 2}
+"""Knobs whose least value that shows whether several processes work is tried, where it is searched."""
 GPU_TOLERANCE = 1e-3
 """Relative difference of equal trainings' findings on a GPU: sums have no fixed order."""
 FINAL = "final_"
@@ -134,6 +140,38 @@ class _Run:
         tolerance = 0.0 if self.facts["exact"] else GPU_TOLERANCE
         mine = self.findings
         return {name for name in other if not _equal(mine.get(name), other[name], tolerance)}
+
+
+def create(
+    folder: Path, space: SearchSpace, content: Lines, say: Callable[[str], None]
+) -> tuple[SearchSpace, Report]:
+    """Check the workload, then `experiment.create`; return the space and the report.
+
+    Warns of searched knobs that the check has not seen read: another configuration may read them.
+    Raises `ConfigError` with what is wrong with the workload, or where no searched knob is read.
+    """
+    tried: Systems = space.baseline
+    for dimension in space.dimensions:
+        least = SEVERAL.get(dimension.name)
+        if least is not None and least <= max(dimension.choices or [dimension.high]):
+            with contextlib.suppress(ConfigError):  # such as a batch that two cannot share
+                tried = cfg.override(tried, {dimension.name: least})
+    report = before_search(tried, say)
+    title, searched = space.workload.title, {dimension.name for dimension in space.dimensions}
+    value = f"{space.workload.objective.name} {number(report['value'])}"
+    say(f"{title}: passed; {value} after {STEPS} steps")
+    unread = searched.intersection(report["unread"])
+    # where none is read, no value of any of them can lead to where one is
+    if searched and unread == searched:
+        raise ConfigError(
+            f"{title}: nothing to search: train(trial) never reads {', '.join(sorted(searched))};"
+            " use trial.knobs, trial.loader_options and trial.autocast() where they should act"
+        )
+    never = f"the check never saw train(trial) read {', '.join(sorted(unread))}: searched all the"
+    effect = " same, without effect unless another configuration reads them"
+    for warning in [*report["warnings"], *[never + effect] * bool(unread)]:
+        say(f"WARNING: {title}: {warning}")
+    return experiment.create(folder, space, content), report
 
 
 def before_search(

@@ -15,14 +15,6 @@ from tunediff.core.trial_record import REFUSED
 from tunediff.training.phases import Phases
 from tunediff.training.state import State
 
-_aten = torch.ops.aten
-HOST_READS = {
-    _aten._local_scalar_dense, _aten.is_nonzero, _aten.nonzero, _aten.masked_select, _aten.equal,
-    _aten._unique2, _aten.unique_dim, _aten.unique_consecutive,
-}  # fmt: skip
-"""Operators whose result, or its shape, Python gets to know: the host waits for the device."""
-
-
 Call = Callable[..., object]
 
 
