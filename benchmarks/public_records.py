@@ -6,6 +6,7 @@
     python -m benchmarks.public_records track3        # the noise of a run of track 3
     python -m benchmarks.public_records rule          # what p < 0.01 lets pass, and how many runs it needs
     python -m benchmarks.public_records figures       # both figures of the page
+    python -m benchmarks.public_records proofs        # a proof folder for each record, and AlgoPerf's
 
 `read` takes work trees of KellerJordan/modded-nanogpt and mlcommons/submissions_algorithms and
 writes the parsed numbers to ray_results/reference/public-records: no log is copied. The other
@@ -18,18 +19,20 @@ import collections
 import json
 import math
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 
 from tunediff.api.finished import judge
 from tunediff.core.target import Target
 from tunediff.finished import statistics
 from tunediff.finished.runs import FinishedRun, RunReader
-from tunediff.report.result import FinishedSet, Verdict
+from tunediff.report.result import Result
 
 PARSED = Path(__file__).parent.parent / "ray_results" / "reference" / "public-records"
 FIGURES = Path(__file__).parent.parent / "docs" / "images"
@@ -107,31 +110,65 @@ def track3() -> None:
     )
 
 
-def judged() -> dict[str, tuple[FinishedSet, FinishedSet, Verdict | None]]:
-    """Return (baseline, record, verdict) of each record of track 1, as `tunediff judge` has it."""
+def judged(out: Path | None = None) -> dict[str, Result]:
+    """Return each record of track 1 beside the prior one, as `tunediff judge` has it; `out`: where
+    proof folders are written."""
     found = {}
     for record in TRACK_1:
         files = [PARSED / "nanogpt" / record / f"{side}.jsonl" for side in ("baseline", "record")]
-        result = judge(*files, objective="val_loss", time="seconds", better="time", one_sided=True,
-                       margin=MARGIN, target=f"val_loss<={TARGET}")  # fmt: skip
-        assert result.finished is not None
-        baseline, new = result.finished.sets
-        found[record] = baseline, new, result.verdict
+        found[record] = judge(
+            *files, objective="val_loss", time="seconds", better="time", one_sided=True,
+            margin=MARGIN, target=f"val_loss<={TARGET}", out=out and out / record,
+        )  # fmt: skip
     return found
 
 
 def track1() -> None:
     """Print each record of track 1 beside the prior one, which its authors ran again."""
-    print("| record | runs | time, ratio | p | loss, difference | no worse by 0.001, p | meets 3.28, p"
-          " | prior meets it, p | runs for 0.001 | verdict |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|---|---|")
-    for record, (baseline, new, verdict) in judged().items():
-        time, loss, margin = (new.tests[name] for name in ("time", "difference", "no_worse"))
-        meets, prior = new.tests["meets_target"], baseline.tests["meets_target"]
-        print(f"| {record} | {baseline.counted}, {new.counted} | {time.value:.4f}"
-              f" ({time.low:.4f} to {time.high:.4f}) | {time.p:.1e} | {loss.value:+.5f} |"
-              f" {margin.p:.3f} | {meets.p:.4f} | {prior.p:.3f} | {new.runs_needed}"
-              f" | {verdict} |")  # fmt: skip
+    print("| record | runs | seconds, ratio (90 %) | loss, difference | no worse by 0.001, p"
+          " | meets 3.28, p | prior record meets it, p | runs needed |")  # fmt: skip
+    print("|---|---|---|---|---|---|---|---|")
+    columns = collections.defaultdict[str, list[float]](list)
+    for record, result in judged().items():
+        assert result.finished is not None
+        old, new = result.finished.sets
+        time, loss, margin, target = (
+            new.tests[name] for name in ("time", "difference", "no_worse", "meets_target")
+        )
+        prior = old.tests["meets_target"]
+        print(f"| {record} | {old.counted}, {new.counted} | {time.value:.4f}"
+              f" ({time.low:.4f} … {time.high:.4f}) | {loss.value:+.5f} | {margin.p:.3f} |"
+              f" {target.p:.4f} | {prior.p:.3f} | {new.runs_needed} |")  # fmt: skip
+        columns["ratio"].append(time.value or 0.0)
+        columns["noise"] += [
+            100 * (one.sd or 0.0) / (one.value or 1.0) for one in result.candidates
+        ]
+        columns["runs"] += [old.counted, new.counted]
+        columns["needed"].append(new.runs_needed or 0)
+        for name, test in (
+            ("time", time),
+            ("margin", margin),
+            ("target", target),
+            ("prior", prior),
+        ):
+            columns[name].append(test.p)
+    many = len(columns["ratio"])
+    meet, prior_meet = (sum(p < RULE_LEVEL for p in columns[name]) for name in ("target", "prior"))
+    print(
+        f"\nratio of the seconds: {_range(columns['ratio'], '.3f')}, p at most"
+        f" {max(columns['time']):.4f}; sd of a run's seconds: {_range(columns['noise'], '.2f')} %"
+    )
+    print(
+        f"mean at most {TARGET} at p < {RULE_LEVEL}: {meet} of {many}; the prior record:"
+        f" {prior_meet} of {many}"
+    )
+    print(f"no more than {MARGIN} worse at 5 %: {sum(p < 0.05 for p in columns['margin'])} of {many};"
+          f" runs needed: {_range(columns['needed'], '.0f')}, median"
+          f" {np.median(columns['needed']):.0f}; there are {_range(columns['runs'], '.0f')}")  # fmt: skip
+
+
+def _range(values: list[float], form: str) -> str:
+    return f"{min(values):{form}} to {max(values):{form}}"
 
 
 def rule() -> None:
@@ -139,12 +176,12 @@ def rule() -> None:
     for most in (10, 20, 40):
         share = statistics.p_if_repeated(RULE_LEVEL, [most], True)
         print(
-            f"mean at the target, tested at {RULE_LEVEL} after each of {most} runs: {share:.1%} pass"
+            f"mean at the target, tested at {RULE_LEVEL} after each of {most} runs: {100 * share:.1f} % pass"
         )
     for runs in (5, 8, 13, 20):
         error = RULE_SD / math.sqrt(runs)
         power = statistics.power_of(RULE_MARGIN, error, runs - 1, RULE_LEVEL, True)
-        print(f"mean {RULE_MARGIN} below the target, {runs} runs: {power:.0%} pass")
+        print(f"mean {RULE_MARGIN} below the target, {runs} runs: {100 * power:.0f} % pass")
     needed = statistics.runs_needed(RULE_MARGIN, RULE_SD, RULE_LEVEL, True, sets=1)
     print(f"runs to pass in 80 %: {needed}")
 
@@ -177,7 +214,7 @@ def read_algoperf(tree: Path, targets: Path) -> None:
                         "seconds": run.seconds,
                     }
                 )
-    write("algoperf-0.5.jsonl", found)
+    pd.DataFrame(found).to_csv(PARSED / "algoperf-0.5.csv", index=False)
 
 
 Times = dict[str, dict[str, np.ndarray[Any, np.dtype[np.float64]]]]
@@ -185,14 +222,12 @@ Times = dict[str, dict[str, np.ndarray[Any, np.dtype[np.float64]]]]
 
 def study_times() -> Times:
     """Return the best seconds of each study [studies], by submission and workload; ∞: a miss."""
-    best = collections.defaultdict[tuple[str, str], dict[int, float]](dict)
-    for row in rows("algoperf-0.5.jsonl"):
-        seconds = math.inf if not row["seconds"] else row["seconds"]
-        studies = best[row["submission"], row["workload"]]
-        studies[row["study"]] = min(seconds, studies.get(row["study"], math.inf))
+    trials = pd.read_csv(PARSED / "algoperf-0.5.csv").fillna({"seconds": math.inf})
+    best = trials.groupby(["submission", "workload", "study"], sort=False)["seconds"].min()
     times: Times = collections.defaultdict(dict)
-    for (submission, workload), studies in best.items():
-        times[submission][workload] = np.array([studies[study] for study in sorted(studies)])
+    groups: Any = best.groupby(level=[0, 1], sort=False)
+    for (submission, workload), studies in groups:
+        times[submission][workload] = studies.to_numpy()
     return times
 
 
@@ -265,9 +300,31 @@ def algoperf() -> None:
     print("|---|---|---|---|---|---|")
     for rank, place in enumerate(places(), 1):
         (low, high), (first, last) = place.scores, place.ranks
-        share = "" if place.ahead_of_next is None else f"{place.ahead_of_next:.0%}"
-        print(f"| {rank} | {place.submission} | {place.score:.3f} | {low:.3f} to {high:.3f} |"
-              f" {first} to {last} | {share} |")  # fmt: skip
+        share = "" if place.ahead_of_next is None else f"{100 * place.ahead_of_next:.0f} %"
+        print(f"| {rank} | {place.submission} | {place.score:.3f} | {low:.3f} … {high:.3f} |"
+              f" {first} … {last} | {share} |")  # fmt: skip
+
+
+# ---- proof folders
+def proofs() -> None:
+    """Write a proof folder of each record, and of AlgoPerf: each submission beside the baseline,
+    by the median of the studies of each workload. `tunediff verify` checks them."""
+    shutil.rmtree(PARSED / "proofs", ignore_errors=True)
+    judged(PARSED / "proofs")
+    for submission, workloads in study_times().items():
+        medians = {name: float(np.median(times)) for name, times in sorted(workloads.items())}
+        content = [
+            {"run": name, "met": met, "seconds": median if met else None}
+            for name, median in medians.items() for met in [int(math.isfinite(median))]
+        ]  # fmt: skip
+        write(f"algoperf/{submission}.jsonl", content)
+    files = [PARSED / "algoperf" / f"{place.submission}.jsonl" for place in places()]
+    files.sort(key=lambda file: file.stem != "baseline")  # stable: the others by their scores
+    result = judge(
+        *files, objective="met", mode="max", target="met>=1", outcome="time", better="time",
+        time="seconds", paired_by="(.+)", out=PARSED / "proofs" / "algoperf",
+    )  # fmt: skip
+    print("\n".join(result.summary))
 
 
 # ---- figures
@@ -275,7 +332,9 @@ def figures() -> None:
     """Draw both figures of the page."""
     found = judged()
     figure, (left, right) = plt.subplots(1, 2, sharey=True, figsize=(9, 5), layout="constrained")
-    for row, (_, new, _) in enumerate(found.values()):
+    for row, result in enumerate(found.values()):
+        assert result.finished is not None
+        new = result.finished.sets[1]
         both = (left, new.tests["time"], 100.0), (right, new.tests["difference"], 1000.0)
         for axes, test, scale in both:
             assert test.value is not None
@@ -309,7 +368,7 @@ def figures() -> None:
     figure.savefig(FIGURES / "records-algoperf.png", dpi=110)
 
 
-PRINTED = (track1, track3, rule, algoperf, figures)
+PRINTED = (track1, track3, rule, algoperf, figures, proofs)
 
 
 def main(words: list[str]) -> None:

@@ -150,9 +150,10 @@ class FinishedComparison:
 
     # ---- all of them
     def _sets(self) -> list[FinishedSet]:
-        """Return what each set shows, in order; of three and more with their ranks."""
+        """Return what each set shows, in order; of three and more with their ranks, which would
+        ignore pairs."""
         found = [self._set(index) for index in range(len(self.sets))]
-        if len(found) < 3:
+        if len(found) < 3 or self.pattern is not None:
             return found
         sign, of = (1.0, self._seconds) if self.by_time else (self.sign, self._values)
         compared = [sign * of(runs) for runs in self.counted]

@@ -145,17 +145,21 @@ class RunReader(LogFormat):
         stand there or were printed last before it."""
         metric, name = MetricPattern(self.objective, self.pattern, "--pattern"), self.objective
         clock = expression(self.time, "--time", groups=1) if self.time is not None else None
-        lines, since, seconds, folded = text.splitlines(), 0, None, name not in text
-        for number, line in enumerate(lines):
-            # Nearly all lines have no value, and looking for a word takes hardly any time
-            named = name.lower() in line.lower() if folded else name in line
-            if not (named or self.pattern) or (value := metric.find(line)) is None:
+        # Nearly all lines have no value, and looking for its first word takes hardly any time
+        folds = re.NOFLAG if self.pattern or name in text else re.IGNORECASE
+        since, end, seconds = 0, -1, None
+        for match in re.finditer(self.pattern or re.escape(name), text, re.MULTILINE | folds):
+            if match.start() <= end:  # in the line before
+                continue
+            begin = text.rfind("\n", 0, match.start()) + 1
+            end = text.find("\n", begin) % (len(text) + 1)  # -1: the last line
+            line = text[begin:end]
+            if (value := metric.find(line)) is None:
                 continue
             if clock is not None:
-                before = "\n".join(lines[since:number])
-                times = [*clock.finditer(line)] or [*clock.finditer(before)]
+                times = [*clock.finditer(line)] or [*clock.finditer(text[since:begin])]
                 seconds = _seconds_in(times[-1]) if times else seconds
-            since, length = number, LENGTH.search(line)
+            since, length = begin, LENGTH.search(line)
             yield {name: value, self.time or "": seconds, "step": length and length[1]}
 
     def _not_understood(self, path: Path) -> str:

@@ -42,9 +42,10 @@ def _verdict(result: Result, one: Candidate, of: FinishedSet) -> str:
     assert known is not None
     size, effect = interval(one.effect), one.effect or Effect(kind="difference")
     how = "times" if effect.kind == "ratio" else "compared with"
-    runs = f"{of.counted} and {pluralize(known.sets[0].counted, 'run')}"
+    runs = f"{of.counted:,} and {pluralize(known.sets[0].counted, 'run')}"
     runs = runs if known.paired_by is None else pluralize(of.counted, "pair")
-    tail = f"{metric} {size} {how} that of {first}" if size else f"by the ranks of their {metric}"
+    by = f"by the {'ranks' if known.paired_by is None else 'signs'} of their {metric}"
+    tail = f"{metric} {size} {how} that of {first}" if size else by
     missing = [words for name, words in _gates(result, of).items() if not of.tests[name].shown]
     said = {
         Verdict.BETTER: f"{one.name} is better than {first}",
