@@ -25,8 +25,6 @@ from tunediff.proof import proof
 from tunediff.report import page, reading
 from tunediff.report.result import JSON, Candidate, Finished, FinishedSet, Result, Rule, Test
 
-GATES = ("meets_target", "no_worse")
-"""Tests of values that have to be shown for less time to count."""
 RUNS, SAID = "runs", ("name", "files", "summary")
 """Folder with a file for each set: the parsed numbers, a line a run; keys that they do not give."""
 
@@ -38,16 +36,14 @@ class FinishedComparison:
         """`experiment`: what is compared and how; its candidates are the names of the sets. Raises
         `ConfigError` for sets that cannot be compared."""
         self.experiment, self.sets, self.rule = experiment, sets, experiment.test
-        self.how, self.names = (
-            experiment.finished or FinishedRuns(),
-            [*experiment.candidates.values()],
-        )
+        self.how = experiment.finished or FinishedRuns()
+        self.names = [*experiment.candidates.values()]
         target, self.by_time = experiment.limit.target, self.rule.better == "time"
         self.target = Target.of(target, "--target") if target is not None else None
         self.sign = 1.0 if experiment.mode == "min" else -1.0
         self.is_single, self.deciding = len(sets) < 2, "time" if self.by_time else "difference"
-        two_sided = not (self.rule.one_sided or self.is_single)
-        self.quality_level = self.rule.level / 2 if two_sided else self.rule.level
+        is_one_sided = self.rule.one_sided or self.is_single
+        self.quality_level = self.rule.level if is_one_sided else self.rule.level / 2
         """Level of the tests of quality, which only one side of the level decides."""
         self.counted = [[run for run in runs if run.value is not None] for runs in sets]
         if self.is_single and target is None:
@@ -61,8 +57,8 @@ class FinishedComparison:
 
     def _values(self, runs: Sequence[FinishedRun]) -> Values:
         """Return the values of runs, worse than any for diverged ones."""
-        worst = self.sign * math.inf
-        return np.array([worst if run.is_diverged else run.value for run in runs], dtype=float)
+        values = np.array([run.value for run in runs], dtype=float)
+        return np.where(np.isfinite(values), values, self.sign * math.inf)
 
     def _seconds(self, runs: Sequence[FinishedRun]) -> Values:
         """Return the seconds of runs, longer than any where the target was never met."""
@@ -85,7 +81,7 @@ class FinishedComparison:
         runs, until, tests = self.counted[index], self.how.until_target, dict[str, Test]()
         irregular = {
             "without_value": [run for run in self.sets[index] if run.value is None],
-            "diverged": [run for run in runs if run.is_diverged],
+            "diverged": [run for run in runs if not math.isfinite(run.value or 0.0)],
             "missed": [run for run in runs if until and run.seconds is None],
         }
         sides = [self.counted[0], runs] if index else [runs]
@@ -169,8 +165,10 @@ class FinishedComparison:
             return Verdict.NO_DIFFERENCE
         if not effect.ahead:
             return Verdict.WORSE
-        gates = [one.tests[name].shown for name in GATES if name in one.tests and self.by_time]
-        return Verdict.BETTER if all(gates) else Verdict.NOT_SHOWN
+        # Less time counts if the values are shown to be good enough
+        gates = [one.tests.get(name) for name in ("meets_target", "no_worse") if self.by_time]
+        is_good = all(gate.shown for gate in gates if gate is not None)
+        return Verdict.BETTER if is_good else Verdict.NOT_SHOWN
 
     def _candidates(self, sets: Sequence[FinishedSet]) -> list[Candidate]:
         """Return the sets as candidates, with p-values that are corrected over all of them."""
@@ -239,10 +237,7 @@ def verify(folder: Path) -> dict[str, Any]:
     """Return whether the result in such a folder is what its numbers give: `verified`, `faults`.
     Raises `ConfigError` for another folder."""
     experiment = Experiment.read(folder)
-    files = [folder / RUNS / f"{index}.jsonl" for index in range(len(experiment.candidates))]
-    for file in (folder / JSON, *files):
-        if not file.is_file():
-            raise ConfigError(f"{file}: is missing; allowed: what tunediff judge --out has written")
+    files = (folder / RUNS / f"{index}.jsonl" for index in experiment.candidates)
     sets = [
         [FinishedRun(**json.loads(line)) for line in file.read_text().splitlines()]
         for file in files

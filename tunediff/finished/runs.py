@@ -52,10 +52,6 @@ class FinishedRun(NamedTuple):
     length: float | None = None
     """Steps or epochs."""
 
-    @property
-    def is_diverged(self) -> bool:
-        return self.value is not None and not math.isfinite(self.value)
-
 
 class LogFormat(Section):
     """What is read of each run."""
@@ -118,10 +114,14 @@ class RunReader(LogFormat):
         names = list(records[0]) if records else []
         end = f" - {self.objective}"
         if columns := [name for name in names if name.endswith(end)]:
-            curves = {
-                name: [{**row, self.objective: row[name]} for row in records] for name in columns
-            }
-            return [self._run(path, name.removesuffix(end), of) for name, of in curves.items()]
+            return [
+                self._run(
+                    path,
+                    name.removesuffix(end),
+                    [{**row, self.objective: row[name]} for row in records],
+                )
+                for name in columns
+            ]
         label = next((name for name in names if name.lower() in NAMES), "")
         return [
             self._run(path, str(row.get(label) or f"row {number}"), [row])

@@ -7,6 +7,7 @@ what a p-value is worth if somebody tested after every run.
 from __future__ import annotations
 
 import bisect
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -25,9 +26,6 @@ FIRST_TEST, SIMULATIONS, RESAMPLES = 3, 20_000, 4_000
 MOST_RUNS, MOST_DRAWN, BLOCK = 100_000, 20_000_000, 1_000_000
 """Runs that anybody makes; values that simulations draw of a set, in all (fewer series of long
 ones) and at a time."""
-NEARLY_NORMAL = 1e6
-"""Degrees of freedom from which Student's distribution is the normal one to six digits."""
-UNITS = Scale(ratios=False)
 Values = NDArray[np.float64]
 
 
@@ -39,7 +37,7 @@ def _mean_error(values: Values, step: float) -> float:
 
 def _test(
     method: str, offset: float, error: float, freedom: float, level: float, one_sided: bool,
-    bound: float = 0.0, sign: float = 1.0, scale: Scale = UNITS,
+    bound: float, sign: float, scale: Scale,
 ) -> Test:  # fmt: skip
     """Return the t-test (freedom = ∞: z-test) of an offset against `bound`: whether it is smaller,
     or for the sign −1 whether its negative is. Its interval is of 1 − level, of a one-sided test of
@@ -69,15 +67,17 @@ def compare(
     """
     both = np.concatenate([a, b])
     if not np.isfinite(both).all():
-        return _by_ranks(sign * a, sign * b, level, one_sided, paired)
+        return _by_ranks(sign * a, sign * b - bound, level, one_sided, paired)
     scale, step = Scale(ratios), printed_step(both)
     x, y = scale.to_model(a), scale.to_model(b)
     steps = [step / float(side.mean()) if ratios else step for side in (a, b)]
     samples = [(y - x, math.hypot(*steps))] if paired else [(x, steps[0]), (y, steps[1])]
     errors = [_mean_error(*sample) for sample in samples]
     error = math.hypot(*errors)
-    parts = zip(errors, samples, strict=True)
-    freedom = 1 / sum((e / error) ** 4 / (len(values) - 1) for e, (values, _) in parts)
+    freedom = 1 / sum(
+        (part / error) ** 4 / (len(values) - 1)
+        for part, (values, _) in zip(errors, samples, strict=True)
+    )
     offset, method = float(y.mean() - x.mean()), "paired_t" if paired else "welch"
     return _test(method, offset, error, freedom, level, one_sided, bound, sign, scale)
 
@@ -85,13 +85,13 @@ def compare(
 def _by_ranks(a: Values, b: Values, level: float, one_sided: bool, paired: bool) -> Test:
     from scipy import stats
 
+    sides = (b, a) if paired else (b[:, None], a)
+    lower, higher = int(np.less(*sides).sum()), int(np.greater(*sides).sum())
     if paired:
-        lower, higher = int((b < a).sum()), int((b > a).sum())
         other = "greater" if one_sided else "two-sided"
-        p = stats.binomtest(lower, lower + higher, 0.5, other).pvalue if lower + higher else 1.0
+        p = stats.binomtest(lower, max(1, lower + higher), 0.5, other).pvalue
     else:
         p = stats.mannwhitneyu(b, a, alternative="less" if one_sided else "two-sided").pvalue
-        lower, higher = int((b[:, None] < a).sum()), int((b[:, None] > a).sum())
     return Test(
         kind="difference", p=float(p), method="sign" if paired else "rank_sum",
         shown=bool(p < level), ahead=lower > higher,
@@ -105,10 +105,12 @@ def against(
     z-test with the given standard deviation of a run. An infinite mean never is."""
     if not np.isfinite(values).all():
         return Test(kind="difference", p=1.0, method="one_sample_t", shown=False, ahead=False)
-    count, method = len(values), "one_sample_t" if sd is None else "z"
-    error = _mean_error(values, printed_step(values)) if sd is None else sd / math.sqrt(count)
-    freedom = count - 1.0 if sd is None else math.inf
-    return _test(method, float(values.mean()) - number, error, freedom, level, True, sign=sign)
+    method, freedom = "one_sample_t", len(values) - 1.0
+    error = _mean_error(values, printed_step(values))
+    if sd is not None:
+        method, freedom, error = "z", math.inf, sd / math.sqrt(len(values))
+    offset, scale = float(values.mean()) - number, Scale(ratios=False)
+    return _test(method, offset, error, freedom, level, True, 0.0, sign, scale)
 
 
 # ---- power
@@ -123,7 +125,7 @@ def power_of(shift: float, error: float, freedom: float, level: float, one_sided
 
 def detectable(error: float, freedom: float, level: float, one_sided: bool) -> float:
     """Return the true difference that a test of this standard error finds with `POWER`."""
-    freedom = min(freedom, NEARLY_NORMAL)
+    freedom = min(freedom, 1e6)  # from there Student's distribution is the normal one
     limit = quantile(1 - level / (1 if one_sided else 2), freedom)
     return float(special.nctdtrinc(freedom, 1 - POWER, limit)) * error
 
@@ -196,9 +198,10 @@ def ranks(
     places = 1 + drawn.argsort(axis=0, kind="stable").argsort(axis=0)
     ends = np.quantile(places, [0.025, 0.975], axis=1, method="nearest").T.astype(int).tolist()
     order = np.argsort([score(values) for values in sets], kind="stable").tolist()
-    found = list[tuple[list[int], float | None]]()
-    for index, interval in enumerate(ends):
-        place = order.index(index)
-        ahead = [float((drawn[index] < drawn[of]).mean()) for of in order[place + 1 : place + 2]]
-        found.append(([place + 1, *interval], ahead[0] if ahead else None))
-    return found
+    ahead = {
+        one: float((drawn[one] < drawn[behind]).mean()) for one, behind in itertools.pairwise(order)
+    }
+    return [
+        ([1 + order.index(index), *interval], ahead.get(index))
+        for index, interval in enumerate(ends)
+    ]
