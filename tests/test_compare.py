@@ -260,8 +260,10 @@ def test_seconds_to_a_target(backend, capsys):
         [True],
         [60.0] * 3,
     )
-    assert compare.main([*words, "--name", "y", "--target", "frechet<=1.5"]) == 12
-    assert json.loads(capsys.readouterr().out)["failure"]["missed_target"]
+    assert compare.main([*words, "--name", "y", "--target", "frechet<=1.5"]) == 10
+    missed = json.loads(capsys.readouterr().out)
+    assert ([one["missed"] for one in missed["candidates"]], missed["candidates"][0]["value"]) == ([3, 0], None)
+    assert "3 of 6 runs missed the target; ranked by sign test" in missed["summary"][0]
 
 
 def test_a_run_that_fails_ends_it(backend, capsys):

@@ -108,7 +108,6 @@ compare digits digtis                                 | digtis: no such file, an
 compare digits ok.yaml                                | ok.yaml:
 compare digits digits                                 | digits: is what A is
 compare digits loader.batch_size=128                  | digits loader.batch_size=128: is what A is
-compare digits process.variance=fixed_small           | digits process.variance=fixed_small: is what A is
 compare digits seed=11                                | seed: 11
 compare digits digits_classifier                      | digits_classifier:
 compare digits evaluation.images=64                   | evaluation.images: 64

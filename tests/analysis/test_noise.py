@@ -4,7 +4,6 @@ import math
 import statistics
 from unittest import mock
 
-import numpy as np
 import pytest
 from scipy import stats
 
@@ -89,22 +88,6 @@ def test_equal_runs_of_a_coarse_metric_have_the_noise_of_rounding(tmp_path):
     assert measured.sd == pytest.approx(0.01 / math.sqrt(12) / 2)
     assert evidence.read(found).better(found.leader) is True
     assert measured.within(1.995, 1.99)
-
-
-def test_where_configurations_differ_in_noise_the_largest_counts(tmp_path):
-    quiet = [[1.0, 1.01, 0.99, 1.005, 0.995, 1.002]] * 2
-    noisy_runs = [2.0, 3.0, 1.2, 2.6, 1.7]
-    alike, unlike = noise.pooled(quiet, True, True), noise.pooled([*quiet, noisy_runs], True, True)
-    assert alike.largest is None
-    logs = statistics.stdev(map(math.log, noisy_runs))
-    assert unlike.largest == pytest.approx(logs)
-    assert unlike.limit == pytest.approx(stats.t.ppf(0.9, 4) * math.sqrt(2) * logs), "not the pooled one"
-
-
-def test_equal_noise_is_seldom_called_different():
-    rng = np.random.default_rng(0)
-    found = [noise.pooled(rng.normal(0, 0.1, (4, 3)).tolist(), False, True) for _ in range(400)]
-    assert sum(one.largest is not None for one in found) <= 0.05 * 400 + 2 * math.sqrt(400 * 0.05 * 0.95)
 
 
 @pytest.mark.parametrize("more", [{"repeats": ()}, {"status": "oom", "curve": ()}, {"status": None, "curve": ()}])

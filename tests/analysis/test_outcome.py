@@ -98,7 +98,11 @@ def record(number, value, end, seed=0):
 @pytest.mark.parametrize(
     ("end", "counts"),
     [
-        *((End(status), status in ("oom", "nan", "timeout", "error")) for status in Status if status != "unfinished"),
+        *(
+            (End(status), status in ("oom", "nan", "timeout", "missed", "error"))
+            for status in Status
+            if status != "unfinished"
+        ),
         (None, False),  # under way, killed by the user, or on a node that was lost
         (End("error", process_died=True), False),
     ],

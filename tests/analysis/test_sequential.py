@@ -1,5 +1,6 @@
 """Looking after every round of seeds, without being fooled by it."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -204,3 +205,32 @@ def test_equal_differences_on_two_seeds_do_not_show_that_there_is_no_noise(b):
     (difference,) = test.differences
     assert (difference.verdict, test.state) == (Verdict.NO_DIFFERENCE, "spent")
     assert difference.low < -0.01 < 0.01 < difference.high
+
+
+@pytest.mark.parametrize(("one_sided", "start"), [(False, 0), (True, 0), (False, 5)])
+def test_signs_exceed_their_bounds_as_often_as_their_level_allows(one_sided, start):
+    """All 2^12 series of signs."""
+    limits = np.array(error_spending.sign_bounds(0.05, 12, 2, one_sided, start))
+    leads = np.cumsum(np.array(list(itertools.product((-1, 1), repeat=12))), axis=1)
+    found = ((leads if one_sided else np.abs(leads)) >= limits).any(axis=1).mean()
+    assert 0.02 < found <= 0.05 * (1 - (start / 12) ** 2)
+    assert np.isinf(limits[:start]).all()
+
+
+def test_the_only_look_at_signs_is_a_sign_test():
+    values = np.ones((2, 12))
+    for ahead, expected in ((10, "better"), (9, "no_difference"), (2, "worse")):
+        values[1] = np.where(np.arange(12) < ahead, 0.5, np.inf)
+        assert analyse(values, Rules(12, better="time", fixed=True)).differences[0].verdict == expected
+        assert (scipy.stats.binomtest(ahead, 12).pvalue <= 0.05) == (expected != "no_difference")
+    assert analyse(values[:, :11], Rules(12, better="time", fixed=True)).state == "open"
+
+
+@pytest.mark.parametrize(("rounds", "misses"), [(8, 0.05), (12, 0.05), (12, 0.3), (20, 0.1)])
+def test_equal_sides_of_which_some_runs_miss_are_seldom_called_different(rounds, misses):
+    draw, times, found = np.random.default_rng(0), 1000, 0
+    for _ in range(times):
+        values = np.exp(0.05 * draw.standard_normal((2, rounds)))
+        values[draw.random((2, rounds)) < misses] = np.inf
+        found += until_ended(values).differences[0].verdict in (Verdict.BETTER, Verdict.WORSE)
+    assert found / times < 0.06

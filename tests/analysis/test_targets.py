@@ -116,11 +116,16 @@ def test_seconds_until_the_target_decide_if_all_reach_it(tmp_path, monkeypatch):
     assert found.analysis.differences[0].estimate == pytest.approx(b / a, rel=0.03)
 
 
-def test_a_run_that_never_reaches_the_target_is_a_failure(tmp_path, monkeypatch):
+def test_a_run_that_never_reaches_the_target_is_longer_than_any(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    found = by_time({"A": [2.0, 2.1, 1.95], "B": [1.2, 2.6, 1.18]})
-    assert found.verdict == "failed"
-    assert found.failure.name == "t0003"
+    a = [2.6, 2.0, 2.7, 2.1, 2.6, 2.0, 1.95, 2.8]
+    found = by_time({"A": a, "B": [1.2, 1.21, 1.18, 1.3, 1.25, 1.22, 1.23, 1.24]}, pairs=8)
+    assert (found.verdict, found.analysis.rounds, found.has_failed) == ("better", 8, False)
+    assert [found.missed(one) for one in found.candidates] == [4, 0]
+    assert found.candidates[1].difference.estimate is None
+    assert found.speedup(found.candidates[1]) is None, "no ratio is made of an infinite value"
+    found = by_time({"A": [2.0, 2.1, 1.95], "B": [1.2, 2.6, 1.18]}, pairs=3)
+    assert (found.verdict, found.failure) == ("no_difference", None), "three pairs are too few for their signs"
 
 
 def test_fast_and_bad_is_not_better(tmp_path, monkeypatch):

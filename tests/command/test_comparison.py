@@ -132,7 +132,10 @@ def test_seconds_until_a_target_are_compared_after_a_check_that_needs_only_a_val
     assert result["candidates"][0]["values"][0] == pytest.approx(2 / 0.24, rel=0.05)
     assert result["sides"]["gates"] == [], "each run ended where it met the target"
     assert result["sides"]["without_effect"] == [], "they ended at the same value, in other seconds"
-    assert compare.main([*words, "--target", "loss<=0.05"]) == 12
+    assert compare.main([*words, "--target", "loss<=0.05"]) == 10
+    missed = json.loads(capsys.readouterr().out)
+    assert ([one["missed"] for one in missed["candidates"]], missed["state"]) == ([3, 3], "hopeless")
+    assert {run.status for run in trial_record.read_trials(Path(missed["files"]["results"]))} == {"missed"}
 
 
 @pytest.fixture

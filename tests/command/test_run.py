@@ -82,7 +82,7 @@ def test_the_seconds_until_the_target_are_the_outcome(tmp_path):
     assert points[-1]["time_to_target_s"] <= points[-1].train_s < 60
     assert points[-1].steps > 10, "the mean of three has met it, and not one value"
     _, end = run(tmp_path / "never", "print('loss: 1')", 60.0, **settings)
-    assert end.status == "error"
+    assert end.status == "missed"
     assert "loss<=0.1" in end.reason
 
 

@@ -127,15 +127,20 @@ class Comparison:
 
     @functools.cached_property
     def values(self) -> NDArray[np.float64]:
-        """Return what is compared [candidates, rounds]: value or seconds; NaN: there is none."""
+        """Return what is compared [candidates, rounds]: value or seconds; NaN: there is none; ∞:
+        the run missed its target."""
         if self.rules.by_time:
             return self._of_runs(lambda run: seconds_of(run, self.rules))
         return self.qualities
 
     @functools.cached_property
     def qualities(self) -> NDArray[np.float64]:
-        """Return the metric of every run that ended ok [candidates, rounds]; NaN: none."""
-        return self._of_runs(lambda run: run.value(self.metric))
+        """Return the metric of every run that ended ok, or missed its target [candidates, rounds];
+        NaN: none."""
+        missed = Status.MISSED
+        return self._of_runs(
+            lambda run: last(run, self.metric) if run.status == missed else run.value(self.metric)
+        )
 
     def _of_runs(self, read: Callable[[TrialRecord], float | None]) -> NDArray[np.float64]:
         values = [[run and read(run) for run in runs] for runs in self.rounds]
@@ -229,14 +234,12 @@ class Comparison:
 
     # ---- failures
     def failure_of(self, candidate: Candidate) -> TrialRecord | None:
-        """Return the first run of a candidate that failed or missed the target."""
-        return next((run for run in candidate.runs if failed(run) or self.missed(run)), None)
+        """Return the first run of a candidate that failed."""
+        return next((run for run in candidate.runs if failed(run)), None)
 
-    def missed(self, run: TrialRecord) -> bool:
-        """Return whether a run ended ok and did not meet the target, whose seconds count."""
-        counts_first = self.rules.by_time and self.rules.counted == "first"
-        is_ok = counts_first and run.status == Status.OK
-        return is_ok and seconds_of(run, self.rules) is None
+    def missed(self, candidate: Candidate) -> int:
+        """Return how many runs missed the target, whose seconds are compared."""
+        return int(np.isinf(self.values[self.candidates.index(candidate)]).sum())
 
     @property
     def challengers_failed(self) -> bool:
@@ -257,7 +260,7 @@ class Comparison:
     @property
     def failure(self) -> TrialRecord | None:
         """Return the first run whose failure ended the comparison; None: it has not failed."""
-        failures = (run for run in self.runs if failed(run) or self.missed(run))
+        failures = filter(failed, self.runs)
         return next(failures, None) if self.has_failed else None
 
     @property
@@ -351,7 +354,7 @@ class Comparison:
     def speedup(self, candidate: Candidate) -> Estimate | None:
         """Return how many times sooner a candidate that is significantly better reaches the
         baseline's end, or a ratio of seconds or rates, see `speed.mean_speedup`; None: unknown."""
-        if candidate.verdict != Verdict.BETTER:
+        if candidate.verdict != Verdict.BETTER or np.isinf(self.values).any():
             return None
         by_speed = self.rules.by_time or self.objective in (RATE, TIME_TO_TARGET)
         row, found = self.candidates.index(candidate), list[reach.SpeedUp | None]()

@@ -100,3 +100,29 @@ def bounds(
             limits[number - 1] = limit = float(np.partition(t[remaining, i], -due)[-due])
             spent, remaining = spent + due, remaining & (t[:, i] < limit)
     return tuple(limits)
+
+
+@functools.lru_cache(maxsize=64)
+def sign_bounds(
+    level: float, max_rounds: int, power: float, one_sided: bool = False, start: int = 0
+) -> tuple[float, ...]:
+    """Return for 1 to `max_rounds` pairs that differ by how many more of them a side must be ahead.
+
+    Of equal sides each is ahead in a pair with probability 1/2: the bounds are exact. start: pairs
+    up to which another test has spent its error.
+    """
+    chances, spent, limits = np.zeros(2 * max_rounds + 1), 0.0, list[float]()
+    chances[max_rounds] = 1.0  # of a lead of 0; the least is -max_rounds
+    for number in range(1, max_rounds + 1):
+        chances = (np.roll(chances, 1) + np.roll(chances, -1)) / 2
+        due = level * ((number / max_rounds) ** power - (start / max_rounds) ** power) - spent
+        ahead, behind = chances[max_rounds:], chances[max_rounds::-1]
+        tails = (ahead if one_sided else ahead + behind)[::-1].cumsum()[::-1]
+        limit = max(1, int((tails > due).sum()))
+        limits.append(limit if limit <= number and number > start else math.inf)
+        if math.isfinite(limits[-1]):
+            spent += float(tails[limit])
+            ahead[limit:] = 0.0
+            if not one_sided:
+                behind[limit:] = 0.0
+    return tuple(limits)

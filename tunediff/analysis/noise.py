@@ -10,10 +10,9 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special
 
 from tunediff.analysis import RATE, Results
-from tunediff.analysis.statistics import LEVEL, ROUGH_FREEDOM, quantile, value_step
+from tunediff.analysis.statistics import ROUGH_FREEDOM, quantile, value_step
 from tunediff.core.trial_record import TrialRecord
 
 CONFIDENCE = 0.9
@@ -32,9 +31,6 @@ class Noise:
     configurations: int
     ratios: bool
     lower_is_better: bool
-    largest: float | None = None
-    """That of the noisiest configuration, which counts for all where they differ in noise."""
-    largest_freedom: int = 0
 
     @property
     def is_rough(self) -> bool:
@@ -45,8 +41,7 @@ class Noise:
     def limit(self) -> float:
         """Return the difference that equal configurations exceed one time in ten: t·√2·sd."""
         # √2: a difference has the noise of two runs
-        sd, freedom = (self.largest or self.sd), (self.largest_freedom or self.freedom)
-        return quantile(CONFIDENCE, freedom) * math.sqrt(2) * sd
+        return quantile(CONFIDENCE, self.freedom) * math.sqrt(2) * self.sd
 
     def differ(self, first: float, second: float) -> bool:
         """Return whether two values differ by more than the noise, in either direction."""
@@ -114,23 +109,7 @@ def pooled(groups: Sequence[Sequence[float]], ratios: bool, lower_is_better: boo
         return None
     freedom = sum(freedoms)
     sd = math.sqrt(float(np.dot(variances, freedoms)) / freedom)
-    noise = Noise(sd, freedom, freedom + len(freedoms), len(freedoms), ratios, lower_is_better)
-    if not differ_in_variance(variances, freedoms):
-        return noise
-    most = int(np.argmax(variances))
-    largest = math.sqrt(variances[most])
-    return dataclasses.replace(noise, largest=largest, largest_freedom=freedoms[most])
-
-
-def differ_in_variance(variances: Sequence[float], freedoms: Sequence[int]) -> bool:
-    """Return whether the variance of any sample differs significantly from the rest (F tests)."""
-    variance, freedom = np.array(variances), np.array(freedoms)
-    others = freedom.sum() - freedom
-    rest = (variance @ freedom - freedom * variance) / np.maximum(1, others)
-    tested = (others > 0) & (rest > 0) & (variance > 0)
-    tails = special.fdtrc(freedom[tested], others[tested], variance[tested] / rest[tested])
-    # Two-sided, and times the number of samples that are tested (Bonferroni)
-    return bool((2 * np.minimum(tails, 1 - tails) * len(variances) < LEVEL).any())
+    return Noise(sd, freedom, freedom + len(freedoms), len(freedoms), ratios, lower_is_better)
 
 
 def within_best(

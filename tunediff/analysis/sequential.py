@@ -19,7 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tunediff.analysis.divergence import Divergence, divergence
-from tunediff.analysis.error_spending import EARLY, FEW, LATE, bounds, first_analysis, last_analysis
+from tunediff.analysis.error_spending import (
+    EARLY,
+    FEW,
+    LATE,
+    bounds,
+    first_analysis,
+    last_analysis,
+    sign_bounds,
+)
 from tunediff.analysis.statistics import LEVEL, Difference, Scale, is_wide, paired_sds, value_step
 from tunediff.core.outcomes import State, Verdict
 from tunediff.core.target import Target
@@ -198,8 +206,11 @@ def analyse(
 
     Differences are ratios if `ratios` are allowed and all values are positive: noise and effects of
     distances and rates are proportional. `rules.within` is a ratio − 1 then, else in units. A
-    candidate that lacks a seed before the last one is out.
+    candidate that lacks a seed before the last one is out. Where one of two has infinite values, of
+    runs that missed a target, pairs decide by their signs.
     """
+    if np.isinf(values).any():
+        return _by_signs(values[:, ~np.isnan(values).any(axis=0)][:, : rules.max_rounds], rules)
     scale, max_rounds = Scale.of(values, ratios), rules.max_rounds
     rounds = _rounds(values, max_rounds, scale)
     differences = [scale.difference(offset) for offset in rounds.offsets[1:]]
@@ -254,3 +265,31 @@ def _state(test: _Test, rules: Rules, needed: float, is_last: bool, ratios: bool
     noisy = [one for one in test.differences if not any(one.diverged[:2])]
     wide = ratios and any(is_wide(one.low, one.high) for one in noisy)
     return State.OPEN if undecided or wide else State.HOPELESS
+
+
+def _by_signs(values: Values, rules: Rules) -> InterimAnalysis:
+    """Test by the sign of each pair [2, pairs] which of two sides has less, exactly.
+
+    Pairs before the first infinite value have had the error of their t-tests. What says so is the
+    same if the runs of a pair change places, which signs of equal sides do by chance.
+    """
+    count, most, verdict = values.shape[1], rules.max_rounds, Verdict.NO_DIFFERENCE
+    if count < first_analysis(most):
+        return InterimAnalysis([Difference()], count, most, ratios=False)
+    lead = int((values[1] < values[0]).sum() - (values[1] > values[0]).sum())
+    differing, is_last = int((values[1] != values[0]).sum()), count == most
+    start = int(np.isinf(values).any(axis=0).argmax())
+    if rules.fixed:
+        limits = sign_bounds(rules.level, max(1, differing), math.inf, rules.one_sided)
+    else:
+        limits = sign_bounds(rules.level, most, EARLY.power, rules.one_sided, start)
+    ahead = lead if rules.one_sided else abs(lead)
+    if differing and ahead >= limits[differing - 1] and (is_last or not rules.fixed):
+        verdict, state = Verdict.BETTER if lead > 0 else Verdict.WORSE, State.DECIDED
+    elif is_last:
+        state = State.SPENT
+    else:
+        # What this rate would lead to at the end, and a standard error
+        needed = limits[-1] * differing / most - EARLY.allowance * math.sqrt(differing)
+        state = State.HOPELESS if ahead <= needed and not rules.fixed else State.OPEN
+    return InterimAnalysis([Difference(verdict=verdict)], count, most, state, ratios=False)

@@ -92,14 +92,19 @@ def _gate(
 
 
 def ended_at_target(run: TrialRecord) -> bool:
-    """Return whether a run was ended where it met its target: it is good enough."""
-    return bool(run.points) and run.points[-1].get(TIME_TO_TARGET) is not None
+    """Return whether a run was ended where it met its target, so that it is good enough, or missed
+    it, which counts in seconds."""
+    met = bool(run.points) and run.points[-1].get(TIME_TO_TARGET) is not None
+    return met or run.status == Status.MISSED
 
 
 def seconds_of(run: TrialRecord, rules: Rules) -> float | None:
-    """Return the seconds of a run that count; None: it did not end ok, or missed its target."""
+    """Return the seconds of a run that count; ∞: it missed its target; None: it has failed."""
+    if run.status == Status.MISSED:
+        return math.inf
     if run.status != Status.OK or not run.points:
         return None
     if rules.counted == "first" and rules.target is not None:
-        return rules.target.seconds(run.points, run.along)
+        met_s = rules.target.seconds(run.points, run.along)
+        return math.inf if met_s is None else met_s
     return float(run.points[-1][run.along])

@@ -265,7 +265,7 @@ class AskTellStudy:
         spec, target, points = trial._spec, self.space.target, trial._points()
         last = points[-1] if points else None
         if status == Status.OK and target is not None and last and TIME_TO_TARGET not in last:
-            status, reason = Status.ERROR, target.missed
+            status, reason = Status.MISSED, target.missed
         for metric in (self.space.metric, self.space.cost):
             if status == Status.OK and metric is not None and (last is None or metric not in last):
                 missing = "is missing: an objective of the search; report it"

@@ -26,7 +26,6 @@ from tunediff.api.options import (
 from tunediff.api.sides import CommandSide
 from tunediff.command import trial, worktrees
 from tunediff.command.check import check as check_command_runs
-from tunediff.command.definition import honesty
 from tunediff.config import ConfigError, Metric, Systems
 from tunediff.core import machine_options, remote, text
 from tunediff.core import trial_record as record
@@ -193,11 +192,9 @@ def _of_workloads(
     experiment = _experiment(options, cfg.of(configs[0]).objective, names)
     fits = options.better == "value" or options.target is not None
     allow(fits, "--better", options.better, "a --target: every run takes its budget")
-    # What a cluster elsewhere has is not known before it is asked.
-    device = resources.local().device if options.address is None else None
     files = [words[0] for words in side_words]
     sides.refuse_pointless(files, configs, experiment.test.pairs)
-    sides.refuse_equal(names[1], configs, device)
+    sides.refuse_equal(names[1], configs)
     machine_options.warn_emulated((config.precision.amp for config in configs), options.address)
     draws, measured = options.seed is None and not named, _check(configs, files, options, say)
     return NewComparison(folder, experiment, configs, (), draws, temporary.resolve(), measured)
@@ -321,7 +318,6 @@ def planned(new: NewComparison, options: CompareOptions, say: Say) -> dict[str, 
     )  # fmt: skip
     if new.commands:
         values["objective"] = f"{experiment.objective} ({experiment.mode})"
-        values["notes"] = honesty([side.definition for side in new.commands])
     return values
 
 

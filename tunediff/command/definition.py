@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from tunediff.command.clock import CommandClock
@@ -170,28 +169,3 @@ class CommandDefinition(CommandSettings):
         definition = validated(cls, lines, where)
         definition.check(where)
         return definition
-
-
-CLIENTS = ("docker", "podman", "ssh", "kubectl")
-"""Programs whose work is done by processes that are none of their children."""
-
-
-def honesty(definitions: Iterable[CommandDefinition]) -> list[str]:
-    """Return a sentence for whatever a result of these commands lacks that one of workloads has."""
-    commands = list(definitions)
-    first_words = [command.template.words[0].split()[0] for command in commands]
-    lines = [
-        f"WARNING: {client}: what it starts elsewhere goes on when its client is ended at the"
-        " budget, beside the next run: let it end by itself (outcome: final)."
-        for client in dict.fromkeys(first_words)
-        if Path(client).name in CLIENTS
-    ]
-    if all(command.outcome != "budget" for command in commands):
-        return lines
-    return [
-        *lines,
-        "The value at the budget counts. Start-up, evaluations and checkpoints are inside it,"
-        " unless the command prints TUNEDIFF start, pause and go, or its own seconds (time). A"
-        " schedule by a number of steps is cut where it is still high: compare such commands by"
-        " their final values (outcome: final).",
-    ]

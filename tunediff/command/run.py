@@ -438,7 +438,7 @@ def _end(
         reason = f"no value of {definition.objective} in {where}{_last_lines(process)}"
         status = Status.ERROR
     elif (target := definition.condition) and not reader.is_enough:
-        status, reason = Status.ERROR, target.missed
+        status, reason = Status.MISSED, target.missed
     elif not math.isfinite(reader.value):
         status, reason = Status.NAN, f"{definition.objective} is {reader.value}"
     trained_s = reader.clock.elapsed_s(now)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, cast
@@ -16,7 +16,7 @@ from typing import Annotated, Any, ClassVar, cast
 import yaml
 from annotated_types import Ge, Lt
 
-from tunediff.command.definition import FILE, CommandDefinition, honesty
+from tunediff.command.definition import FILE, CommandDefinition
 from tunediff.command.run import POINTS
 from tunediff.config import systems
 from tunediff.config.code import Code
@@ -96,11 +96,6 @@ class CommandWorkload(Workload):
     def target(self) -> Target | None:
         """Return the target at which its runs end; None: they have none."""
         return self.definition.condition
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Return what differs between its results and those of a training that has the seam."""
-        return honesty([self.definition])
 
     @functools.cached_property
     def title(self) -> str:

@@ -32,7 +32,7 @@ import importlib.util
 import inspect
 import shutil
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -142,11 +142,6 @@ class Workload:
     def target(self) -> Target | None:
         """Return the target at which its runs end; of commands alone."""
         return None
-
-    @property
-    def notes(self) -> Sequence[str]:
-        """Return sentences about what its results lack; of commands alone."""
-        return ()
 
     @functools.cached_property
     def code(self) -> ModuleType:

@@ -45,6 +45,8 @@ class Status(StrEnum):
     """Loss or weights were not finite."""
     TIMEOUT = "timeout"
     """Past its deadline."""
+    MISSED = "missed"
+    """It ended, or its budget did, before it met its target."""
     ERROR = "error"
     """Anything else, with a reason."""
     SKIPPED = "skipped"

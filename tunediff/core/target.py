@@ -77,7 +77,7 @@ class Target(NamedTuple):
 
     @property
     def missed(self) -> str:
-        """Return why a run that never met it has failed."""
+        """Return how a run ended that never met it."""
         return f"the target {self} was not reached"
 
     @property

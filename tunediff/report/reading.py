@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any, Literal
@@ -131,6 +132,8 @@ def candidate_of(comparison: Comparison, one: Compared, **more: Any) -> Candidat
     """Return a candidate of a comparison, as its journals and its rules have it."""
     row, compared = comparison.candidates.index(one), comparison.values
     values = [float(value) for value in compared[row] if np.isfinite(value)]
+    missed = comparison.missed(one)
+    middle = float(np.nanmedian(compared[row])) if missed else mean(values)
     rates, base = speed.rates(one), comparison.baseline
     rate, base_rate = mean(rates), mean(speed.rates(base)) if base is not None else None
     others = {comparison.metric: one.values(comparison.metric)} if comparison.rules.by_time else {}
@@ -143,8 +146,9 @@ def candidate_of(comparison: Comparison, one: Compared, **more: Any) -> Candidat
         "verdict": one.verdict,
         "runs": len(one.runs),
         "failures": len(one.outcome.failures),
-        "value": mean(values),
-        "sd": sd(values),
+        "missed": missed,
+        "value": middle if middle != math.inf else None,
+        "sd": None if missed else sd(values),
         "values": values,
         "effect": effect_of(one.difference, comparison.ratios),
         "speedup": _speedup(comparison.speedup(one)),
@@ -216,6 +220,8 @@ def _of_sides(comparison: Comparison) -> Result:
             holdout=holdout.get(one.name, []),
         )
         candidates.append(found)
+    a, b = comparison.values[:, ~np.isnan(comparison.values).any(axis=0)]
+    is_ahead = b < a if comparison.lower_is_better else b > a
     by_target = TIME_TO_TARGET if rules.counted == "first" else "train_s"
     return Result(
         **_common(comparison.runs, sides.clocked(comparison), sessions.spent_s(folder)),
@@ -239,6 +245,7 @@ def _of_sides(comparison: Comparison) -> Result:
             seeds_drawn=code.get("drawn", False),
             unseeded=rules.unseeded,
             without_effect=sides.without_effect(comparison),
+            ahead=[int(is_ahead.sum()), len(a)],
             **_quality(comparison),
             judge_digest=comparison.experiment.judge,
             holdout_failure=holdout.get("failure"),
@@ -259,7 +266,6 @@ def _tested(comparison: Comparison) -> dict[str, Any]:
             seed=failed.seed,
             status=failed.status or Status.UNFINISHED,
             reason=failed.reason,
-            missed_target=comparison.missed(failed),
         )
     return {
         "verdict": comparison.verdict,

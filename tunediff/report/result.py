@@ -73,8 +73,11 @@ class Candidate(Part):
     runs: int
     """all runs, and those that its configuration has made fail"""
     failures: int
+    missed: int = 0
+    """runs that missed the target: longer than any, and not among `values`"""
     value: float | None
-    """mean and standard deviation of what is compared, and these values, run by run"""
+    """mean and standard deviation of what is compared, and these values, run by run; of seconds of
+    which some are missed the median, null: it is one of those"""
     sd: float | None
     values: list[float]
     effect: Effect | None
@@ -104,7 +107,6 @@ class Failure(Part):
     seed: int
     status: Status
     reason: str
-    missed_target: bool
 
 
 class Gate(Part):
@@ -206,6 +208,8 @@ class Sides(Part):
     """whether the command takes no seed: the runs of a pair have no more in common than their time"""
     without_effect: list[str]
     """sides with runs that are equal on different seeds"""
+    ahead: list[int]
+    """pairs in which B was ahead, and all"""
     gates: list[Gate]
     target_p: float | None
     """one-sided, of a single t-test that the mean of B's values meets the target"""

@@ -86,12 +86,22 @@ def speedup(value: SpeedUp | None) -> str:
 
 def value_of(one: Candidate) -> str:
     """Return a value with its noise and failures: `1.44 ± 0.12, failed on 2 of 5 seeds`."""
+    if one.missed:
+        middle = "no median" if one.value is None else f"median {number(one.value)}"
+        return f"{middle}, {one.missed} of {one.runs} missed"
     notes = [text.with_sd(one.values) or "none", failure_note(one.failures, len(one.values))]
     return ", ".join(filter(None, notes))
 
 
 def compared(result: Result, one: Candidate) -> str:
     """Return how a candidate compares: `FD 0.5 (0.4 … 0.6) times the baseline's`."""
+    if missed := sum(side.missed for side in result.candidates):
+        runs = sum(side.runs for side in result.candidates)
+        sides = zip("AB", result.candidates, strict=True)
+        medians = (f"{side} {value_of(one)}" for side, one in sides)
+        return (
+            f"{missed} of {runs} runs missed the target; ranked by sign test ({'; '.join(medians)})"
+        )
     shown, whose = interval(one.effect), "A's" if result.sides is not None else "the baseline's"
     if shown in ("", OPEN) or one.effect is None:
         return f"the difference in {result.metric} is {shown or 'unknown'}"
@@ -129,12 +139,10 @@ def headline(result: Result) -> str:
     """Return what has been shown, with its interval, in a sentence."""
     by, best, base = result.counts, result.counts.leader, result.counts.baseline
     if (failed := by.failure) is not None and by.verdict == Verdict.FAILED:
-        why = f"{failed.status}: {failed.reason}"
-        why = f"{by.target} was not reached" if failed.missed_target else why
-        return f"{failed.candidate} on seed {failed.seed} failed: {why}."
+        return f"{failed.candidate} on seed {failed.seed} failed: {failed.status}: {failed.reason}."
     if by.verdict is None:
         return _one_run_each(by)
-    has_base = base is not None and bool(base.values)
+    has_base = base is not None and bool(base.values or base.missed)
     if best is None or not (has_base or best.values):
         return "No finalist has run to its end." if result.confirmations else _no_result(by)
     who, other = best.name, "the baseline"
@@ -333,15 +341,14 @@ def _of_sides(result: Result) -> list[str]:
         return []
     a, b = result.candidates
     pairs = list(zip(a.values, b.values, strict=False))
-    ahead = sum((y < x) == (result.direction == "min") and x != y for x, y in pairs)
     said = []
-    if pairs and all(x == y for x, y in pairs):
+    if pairs and all(x == y for x, y in pairs) and not a.missed + b.missed:
         said.append(
             f"WARNING: both sides have the same values in all {len(pairs)} pairs, though their"
             " code or configuration differs: does the change reach what runs?"
         )
     elif result.verdict not in (Verdict.OPEN, Verdict.ONE_RUN):
-        said.append(f"B was ahead in {ahead} of {len(pairs)} pairs.")
+        said.append("B was ahead in {} of {} pairs.".format(*sides.ahead))
     if (least := sides.one_run_each_tells) is not None:
         said.append(
             f"With one run each, only differences above {text.size(least, _is_ratio(b))}"

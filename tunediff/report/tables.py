@@ -182,7 +182,6 @@ def reproduce(about: ReportContext) -> list[Block]:
         if value not in (None, [])
     ]
     blocks += [block("h3", "Measured on"), table([["", ""], *cells], words=2)]
-    blocks += [block("p", line) for line in results.space.workload.notes]
     blocks += _seconds(about)
     if file.is_file():
         blocks.append(
@@ -259,8 +258,7 @@ def of_sides(comparison: Comparison, found: Result) -> list[tuple[str, str, list
             )
         )
     workloads = [cfg.of(config) for config in comparison.configs]
-    notes = dict.fromkeys(note for workload in workloads for note in workload.notes)
-    blocks += [block("p", sentence) for sentence in (*more, *notes)]
+    blocks += [block("p", sentence) for sentence in more]
     before, changed = cfg.flat(comparison.configs[0]), found.candidates[1].configuration
     rows = [
         [name, shown(before[name]) if name in before else "–", shown(value)]

@@ -70,7 +70,7 @@ def run_trial(
         return TrialResult(end_of(error, world), error=error)
     status, reason = Status.OK if outcome.finished else Status.PRUNED, outcome.reason
     if target is not None and outcome.finished and TIME_TO_TARGET not in outcome.points[-1]:
-        status, reason = Status.ERROR, target.missed
+        status, reason = Status.MISSED, target.missed
     return TrialResult(End(status, reason, outcome.seconds, outcome.steps, outcome.peak), outcome)
 
 
