@@ -60,7 +60,8 @@ def trivial(spec: TrialSpec) -> Iterator[dict[str, float]]:
     from tunediff.core.journal import Journal
     from tunediff.tuning import trial
 
-    value = 1.0 + abs(math.log10(spec.drawn["optimizer.lr"]) + 3) + spec.drawn["model.dropout"]
+    drawn = record.read_begun(spec.folder).drawn
+    value = 1.0 + abs(math.log10(drawn["optimizer.lr"]) + 3) + drawn["model.dropout"]
     seconds, journal = spec.budget.seconds or 60.0, Journal(spec.folder)
     journal.write("worker", pid=os.getpid(), threads=1, device="cpu")
     for index in range(1, spec.points + 1):

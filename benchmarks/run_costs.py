@@ -155,7 +155,7 @@ def of_memory(storage: Path) -> dict[str, Any]:
         folder = storage / f"slot{slot}"
         Journal(folder).start(*cfg.identity(config), {}, 600.0)
         job = TrialSpec(
-            name=folder.name, folder=folder, drawn={}, workload="diffusion", points=1,
+            name=folder.name, folder=folder, workload="diffusion", points=1,
             budget=Budget(600.0), deadline_s=600.0, metric="frechet", mode="min", evaluates=False,
         )  # fmt: skip
         jobs.append(job)

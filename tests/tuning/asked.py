@@ -1,6 +1,7 @@
 """A searcher asked and told as Ray Tune does, without a cluster."""
 
 from tests.helpers import point
+from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.trial_record import End
 from tunediff.tuning.backend import Backend
@@ -45,6 +46,11 @@ def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True, refu
         journal.end(End(status, "why"))
     if trial_id is not None:
         searcher.on_trial_complete(trial_id, {})
+
+
+def drawn_of(suggestion):
+    """What was drawn of a trial that Tune was given."""
+    return record.read_begun(suggestion["spec"].folder).drawn
 
 
 def study(searcher):

@@ -248,7 +248,8 @@ def test_tune_stops_what_the_rule_stops_and_may_keep_a_copy(tmp_path):
     scheduler = tuner.EarlyStoppingScheduler(rule := rule_of())
     stopped_at(rule, [at(9.0, 5.0, 4.0, 3.0)] * 4, first=1)
     run = run_of(5)
-    run.folder = tmp_path
+    run.folder = tmp_path / run.name
+    Journal(run.folder).start({}, "", run.drawn, 8.0)
     trial = types.SimpleNamespace(config={tuner.SPEC: run})
     assert scheduler.on_trial_result(None, trial, result_of(1, 2.0, 30.0)) == TrialScheduler.CONTINUE
     assert scheduler.on_trial_result(None, trial, result_of(2, 4.0, 30.0)) == TrialScheduler.STOP

@@ -18,7 +18,7 @@ WAIT_S = 600
 
 def job(attempt="t0000/1", **more):
     return TrialSpec(
-        name=attempt.partition("/")[0], folder=None, drawn={}, budget=Budget(1.0), deadline_s=60.0,
+        name=attempt.partition("/")[0], folder=None, budget=Budget(1.0), deadline_s=60.0,
         workload="digits", points=2, metric="frechet", mode="min", attempt=attempt,
         **{"group": WorkerGroupSpec(1), **more},
     )  # fmt: skip

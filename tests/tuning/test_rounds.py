@@ -28,7 +28,8 @@ def run(tmp_path):
         def events_of(spec):
             name = spec.name
             assert (spec.slot, spec.group.place.nodes) == (0, ("id0",))
-            ran.append((name, cfg.configuration_of(record.read_begun(spec.folder)).seed, spec.drawn["side"]))
+            begun = record.read_begun(spec.folder)
+            ran.append((name, begun.seed, begun.drawn["side"]))
             if (end := (ends or {}).get(name, End("ok"))) is OSError:
                 raise OSError("no space left")
             journal, measured = Journal(spec.folder), point(1, frechet=2.0)

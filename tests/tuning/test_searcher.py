@@ -8,7 +8,7 @@ import optuna
 import pytest
 
 from tests.helpers import point
-from tests.tuning.asked import BIG, FILE, end, study
+from tests.tuning.asked import BIG, FILE, drawn_of, end, study
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.core import trial_record as record
@@ -24,8 +24,8 @@ def test_first_points_come_first_and_every_configuration_once(make):
     drawn = []
     for i in range(6):
         suggestion = searcher.suggest(f"tune{i}")
-        drawn.append((suggestion["loader.batch_size"], suggestion["loader.resident"]))
-        assert suggestion["trial"] == f"t{i:04d}"
+        drawn.append((drawn_of(suggestion)["loader.batch_size"], drawn_of(suggestion)["loader.resident"]))
+        assert suggestion["spec"].name == f"t{i:04d}"
         end(searcher, suggestion, f"tune{i}", value=float(i))
     assert drawn[:2] == [(128, False), (64, False)]
     assert len(set(drawn)) == 6  # the whole space
@@ -49,7 +49,7 @@ def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
         searcher = make(**grid, budget={"per_trial": "3s", "trials": trials})
         while (suggestion := searcher.suggest(f"tune{len(seen)}")) != "FINISHED":
             end(searcher, suggestion, f"tune{len(seen)}")
-            seen.append(suggestion["spec"].drawn)
+            seen.append(drawn_of(suggestion))
         assert len(seen) == trials
     assert seen == expected
 
@@ -98,7 +98,7 @@ def test_what_is_lost_may_be_drawn_again_and_listed_points_run_again_on_resume(m
     searcher = make(**limits)  # of six points
     while isinstance(suggestion := searcher.suggest("a"), dict):
         is_lost = len(ran) in (0, 2)
-        ran.append(suggestion["spec"].drawn)
+        ran.append(drawn_of(suggestion))
         end(searcher, suggestion, None if is_lost else "a", status=None if is_lost else "ok")
         if is_lost:
             Journal(suggestion["spec"].folder).end_trial(died)
@@ -109,10 +109,10 @@ def test_what_is_lost_may_be_drawn_again_and_listed_points_run_again_on_resume(m
         repeat_lost(tmp_path, searcher.proposer.space.candidates)
         searcher = make(**limits)
         again = searcher.suggest("b")
-        assert (again["trial"], again["spec"].drawn) == ("t0000", ran[0])
+        assert (again["spec"].name, drawn_of(again)) == ("t0000", ran[0])
     end(searcher, again, "b")
     assert record.read_trial(tmp_path / "trials" / "t0000").status == "ok"
-    assert make(**limits).suggest("c")["spec"].drawn == ran[2]
+    assert drawn_of(make(**limits).suggest("c")) == ran[2]
 
 
 def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):
@@ -123,9 +123,9 @@ def test_resume_continues_what_ran_under_its_name_and_repeats_nothing(make):
 
     second = make()
     again = second.suggest("x")
-    assert (again["spec"].drawn, again["trial"]) == (running["spec"].drawn, running["trial"])
+    assert (drawn_of(again), again["spec"].name) == (drawn_of(running), running["spec"].name)
     end(second, again, "x", begin=False)
-    assert second.suggest("y")["trial"] == "t0002"
+    assert second.suggest("y")["spec"].name == "t0002"
 
 
 def test_a_trial_that_was_killed_before_its_worker_began_goes_on_as_what_it_is(make):
@@ -137,11 +137,11 @@ def test_a_trial_that_was_killed_before_its_worker_began_goes_on_as_what_it_is(m
 
     second = make(slots=2)
     again, new = second.suggest("x"), second.suggest("y")
-    assert (again["trial"], again["spec"].drawn) == (whole["trial"], whole["spec"].drawn)
-    assert (new["trial"], new["loader.batch_size"]) == ("t0000", 128), "the baseline"
+    assert (again["spec"].name, drawn_of(again)) == (whole["spec"].name, drawn_of(whole))
+    assert (new["spec"].name, drawn_of(new)["loader.batch_size"]) == ("t0000", 128), "the baseline"
     for suggestion, attempts in ((again, 2), (new, 1)):
         found = record.read_trial(suggestion["spec"].folder)
-        assert (found.attempts, found.finished, found.drawn) == (attempts, False, suggestion["spec"].drawn)
+        assert (found.attempts, found.finished, found.drawn) == (attempts, False, drawn_of(suggestion))
         assert cfg.configuration_of(record.read_begun(suggestion["spec"].folder)) == second.proposer.space.config(
             found.drawn
         )
@@ -161,8 +161,8 @@ def test_study_of_a_session_is_a_file_for_the_dashboard(make, tmp_path):
 
 def test_no_trial_starts_that_would_not_end_in_time(make):
     budget = {"per_trial": "3s", "trials": 6, "total": "1h"}
-    assert make(budget=budget, spent_s=3540.0).suggest("a")["trial"] == "t0000"
-    assert make(budget=budget, spent_s=3598.0).suggest("b")["trial"] == "t0000"  # what was begun is finished
+    assert make(budget=budget, spent_s=3540.0).suggest("a")["spec"].name == "t0000"
+    assert make(budget=budget, spent_s=3598.0).suggest("b")["spec"].name == "t0000"  # what was begun is finished
     fresh = make(budget=budget, spent_s=3598.0)
     end(fresh, fresh.suggest("c"), "c")
     assert fresh.suggest("d") == "FINISHED"
@@ -172,7 +172,7 @@ def test_first_trial_runs_however_long_the_start_took(make, tmp_path):
     """The shortest allowed limit is one training, which leaves no time for start-up."""
     searcher = make(budget={"per_trial": "3s", "trials": 6, "total": "5s"}, spent_s=4.0)
     end(searcher, first := searcher.suggest("a"), "a")
-    assert first["trial"] == "t0000"
+    assert first["spec"].name == "t0000"
     assert not (tmp_path / "sessions.jsonl").exists()
     assert [searcher.suggest("b"), searcher.suggest("c")] == ["FINISHED"] * 2
     assert (tmp_path / "sessions.jsonl").read_text().count('"time is up"') == 1
@@ -209,7 +209,7 @@ def test_contradicting_knobs_are_drawn_again(make):
     sizes = set()
     for name in ("a", "b"):
         suggestion = searcher.suggest(name)
-        sizes.add((suggestion["loader.batch_size"], suggestion["parallel.workers"]))
+        sizes.add((drawn_of(suggestion)["loader.batch_size"], drawn_of(suggestion)["parallel.workers"]))
         end(searcher, suggestion, name)
     assert sizes == {(96, 1), (128, 1)}  # 5 workers divide neither
     assert searcher.suggest("c") == "FINISHED"
@@ -258,7 +258,7 @@ def test_what_trains_alike_is_drawn_once(make, device, different):
         for i in range(3 if session == 0 else 12):
             if (suggestion := searcher.suggest(f"tune{i}")) == "FINISHED":
                 break
-            drawn.append(tuple(suggestion[knob] for knob in IDLE))
+            drawn.append(tuple(drawn_of(suggestion)[knob] for knob in IDLE))
             end(searcher, suggestion, f"tune{i}")
     assert len(drawn) == len(set(drawn)) == different
     assert sum(resident for resident, *_ in drawn) == 1
@@ -271,8 +271,8 @@ def test_refused_capture_counts_as_the_eager_configuration(make):
     drawn = []
     searcher = make(search=search, first=None, budget={"per_trial": "3s", "trials": 12}, device="cuda")
     while (suggestion := searcher.suggest(f"tune{len(drawn)}")) != "FINISHED":
-        refused = suggestion["compile.capture"] == "step"
-        drawn.append((suggestion["loader.batch_size"], suggestion["compile.capture"]))
+        refused = drawn_of(suggestion)["compile.capture"] == "step"
+        drawn.append((drawn_of(suggestion)["loader.batch_size"], drawn_of(suggestion)["compile.capture"]))
         why = "a value is read on the host (mine.py:57)"
         end(searcher, suggestion, f"tune{len(drawn) - 1}", refusal=why if refused else "")
         if refused:
@@ -292,7 +292,7 @@ def test_what_the_file_lists_runs_although_it_changes_nothing(make):
     searcher = make(**content, grid={"loader.workers": [0, 1, 2]}, budget={"per_trial": "3s"})
     for i, workers in enumerate((0, 1, 2)):
         suggestion = searcher.suggest(f"tune{i}")
-        assert suggestion["loader.workers"] == workers
+        assert drawn_of(suggestion)["loader.workers"] == workers
         end(searcher, suggestion, f"tune{i}")
     assert searcher.suggest("x") == "FINISHED"
 
@@ -304,7 +304,7 @@ def run(searcher, statuses="", first=0):
     while (suggestion := searcher.suggest(f"tune{first + len(seen)}")) != "FINISHED":
         status = known[statuses[len(seen)]] if len(seen) < len(statuses) else "ok"
         end(searcher, suggestion, f"tune{first + len(seen)}", status=status, value=5.0 + len(seen))
-        seen.append(suggestion["spec"].drawn)
+        seen.append(drawn_of(suggestion))
     return seen
 
 
@@ -353,8 +353,8 @@ def test_what_needs_more_memory_than_what_ran_out_is_not_run(make):
     for i in range(50):
         if (suggestion := searcher.suggest(f"tune{i}")) == "FINISHED":
             break
-        size, amp = suggestion["loader.batch_size"], suggestion["precision.amp"]
-        run.append((size, amp, suggestion["optimizer.lr"]))
+        size, amp = drawn_of(suggestion)["loader.batch_size"], drawn_of(suggestion)["precision.amp"]
+        run.append((size, amp, drawn_of(suggestion)["optimizer.lr"]))
         end(searcher, suggestion, f"tune{i}", status="oom" if size >= 1024 and amp == "none" else "ok")
     assert [one for one in run if one[0] >= 1024 and one[1] == "none"] == [(1024, "none", 1e-3)]
     assert len(run) == len(set(run)) == 7
@@ -389,13 +389,13 @@ def test_disk_without_room_for_a_checkpoint_stops_the_search_and_the_trial_is_re
     searcher = make()
     suggestion = searcher.suggest("a")
     end(searcher, suggestion, None, status=None)
-    folder = searcher.proposer.experiment / "trials" / suggestion["trial"]
+    folder = searcher.proposer.experiment / "trials" / suggestion["spec"].name
     Journal(folder).write("fault", kind="disk", **vars(FULL))
     searcher.on_trial_complete("a", None, error=True)
     assert (searcher.broken.errno, searcher.broken.filename) == (errno.ENOSPC, "checkpoint.pt")
     assert not record.read_trial(folder).finished
     again = make().suggest("b")
-    assert {key: again[key] for key in suggestion} == suggestion
+    assert (again["spec"].name, drawn_of(again)) == (suggestion["spec"].name, drawn_of(suggestion))
 
 
 @pytest.mark.parametrize(
@@ -419,7 +419,7 @@ def test_no_failure_makes_the_next_one_worse(make):
         suggestion = searcher.suggest(name)
         if status == "ok":
             end(searcher, suggestion, None, status=None)
-            journal = Journal(searcher.proposer.experiment / "trials" / suggestion["trial"])
+            journal = Journal(searcher.proposer.experiment / "trials" / suggestion["spec"].name)
             journal.point(point(4, 3.0))  # the evaluation found nothing
             journal.end(End("ok"))
             searcher.on_trial_complete(name, {})
@@ -434,12 +434,12 @@ def test_a_trial_whose_node_was_lost_is_handed_out_again(make):
     places = Pool(ResourcePartition(machines, (1,), False, True), lambda: machines)
     searcher = make(places=places, budget={"per_trial": "3s", "trials": 2})
     first, second = searcher.suggest("a"), searcher.suggest("b")
-    Journal(searcher.proposer.experiment / "trials" / first["trial"]).write("lost", nodes=["a"], reason="died")
+    Journal(searcher.proposer.experiment / "trials" / first["spec"].name).write("lost", nodes=["a"], reason="died")
     end(searcher, second, "b")
     assert searcher.suggest("c") is None, "Tune would never ask again"
     searcher.on_trial_complete("a", {})
     again = searcher.suggest("d")
-    assert (again["trial"], again["spec"].drawn) == (first["trial"], first["spec"].drawn)
+    assert (again["spec"].name, drawn_of(again)) == (first["spec"].name, drawn_of(first))
     end(searcher, again, "d", begin=False)
     assert searcher.suggest("e") == "FINISHED"
     assert [trial.state.name for trial in study(searcher)] == ["COMPLETE", "COMPLETE"]
@@ -450,13 +450,17 @@ def test_a_large_trial_is_not_overtaken_by_small_ones(make):
     places = Pool(ResourcePartition((Machine(8, 4),), (1, 2, 4), True, False))
     searcher = make(places=places, grid={"parallel.workers": [1, 4, 2]}, search=None, first=None, noise=None)
     small = searcher.suggest("a")
-    assert (small["parallel.workers"], searcher.suggest("b"), searcher.suggest("c")) == (1, None, None)
+    assert (drawn_of(small)["parallel.workers"], searcher.suggest("b"), searcher.suggest("c")) == (1, None, None)
     end(searcher, small, "a")
     large = searcher.suggest("d")
-    assert (large["parallel.workers"], large["trial"], large["spec"].group.place.gpu) == (4, "t0001", True)
+    assert (drawn_of(large)["parallel.workers"], large["spec"].name, large["spec"].group.place.gpu) == (
+        4,
+        "t0001",
+        True,
+    )
     assert searcher.suggest("e") is None
     end(searcher, large, "d")
-    assert searcher.suggest("f")["parallel.workers"] == 2
+    assert drawn_of(searcher.suggest("f"))["parallel.workers"] == 2
 
 
 @pytest.mark.parametrize("name", ["GPSampler", "NSGAIISampler"])
@@ -465,7 +469,7 @@ def test_a_file_names_the_sampler_of_optuna_that_draws(make, name):
     drawn = []
     for i in range(6):
         suggestion = searcher.suggest(f"tune{i}")
-        drawn.append((suggestion["loader.batch_size"], suggestion["loader.resident"]))
+        drawn.append((drawn_of(suggestion)["loader.batch_size"], drawn_of(suggestion)["loader.resident"]))
         end(searcher, suggestion, f"tune{i}", value=float(i))
     assert type(searcher.proposer.study.optuna.sampler).__name__ == name
     assert len(set(drawn)) == 6

@@ -12,7 +12,7 @@ from tunediff.core.trial_record import End
 
 def measured(searcher, suggestion, frechet, memory, trial_id="a"):
     """A trial that ended ok with both objectives."""
-    folder = searcher.proposer.experiment / "trials" / suggestion["trial"]
+    folder = searcher.proposer.experiment / "trials" / suggestion["spec"].name
     end(searcher, suggestion, None, status=None)
     Journal(folder).point(point(1, 3.0, device_s=3.0, frechet=frechet, peak_memory_mib=memory))
     Journal(folder).end(End("ok"))
@@ -34,7 +34,7 @@ def test_two_objectives_end_with_their_trade_offs(make):
     end(searcher, failed, "a", status="nan")
     told = {t.user_attrs["trial"]: t.values for t in study(searcher) if "trial" in t.user_attrs}
     assert [told[f"t{i:04d}"] for i in range(6)] == [list(pair) for pair in values]
-    assert told[failed["trial"]] == [12.0, 1800.0]
+    assert told[failed["spec"].name] == [12.0, 1800.0]
 
     found = analysis.Results(
         searcher.proposer.experiment, searcher.proposer.space, record.read_trials(searcher.proposer.experiment)
@@ -45,7 +45,7 @@ def test_two_objectives_end_with_their_trade_offs(make):
     assert list(rows["frechet"]) == sorted(rows["frechet"])
     assert rows["configuration"][2] == "baseline"
     again = make(**(EARLIER | two))
-    assert again.suggest("b")["trial"] == "t0007"  # resumed: the study of two objectives opens again
+    assert again.suggest("b")["spec"].name == "t0007"  # resumed: the study of two objectives opens again
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_failure_is_never_told_as_cheaper_than_it_was(make, cost, ended, truth
     measured(searcher, searcher.suggest("a"), 5.0, 300.0)
     failed = searcher.suggest("b")
     end(searcher, failed, None, status=None)
-    folder = searcher.proposer.experiment / "trials" / failed["trial"]
+    folder = searcher.proposer.experiment / "trials" / failed["spec"].name
     Journal(folder).point(point(1, 1.0, device_s=2.0, frechet=9.0, peak_memory_mib=5000.0))
     Journal(folder).end(ended)
     searcher.on_trial_complete("b", {})

@@ -61,7 +61,7 @@ def job_of(folder, config=CONFIG, samples=64, **changes):
     """A job whose trial has begun."""
     Journal(folder).start(*cfg.identity(config), {}, 1.0)
     job = TrialSpec(
-        name=folder.name, folder=folder, drawn={}, budget=Budget(samples=samples),
+        name=folder.name, folder=folder, budget=Budget(samples=samples),
         workload=config.schema.workload, points=config.evaluation.points,
         deadline_s=60.0, metric="frechet", mode="min", evaluates=False, attempt="a",
         group=WorkerGroupSpec(1, Placement(threads=torch.get_num_threads())),

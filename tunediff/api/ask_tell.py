@@ -55,9 +55,10 @@ class AskedTrial:
         self._study, self._spec, self._began = study, spec, time.monotonic()
         self.name, self.number = spec.name, spec.number
         """Its name in the search, such as `t0003`, and its number there; 0 is the baseline."""
-        self.drawn = dict(spec.drawn)
+        begun = record.read_begun(spec.folder)
+        self.drawn = dict(begun.drawn)
         """The search's knobs by dotted name; of a repeated run also its `seed`."""
-        self.config: Any = configuration_of(record.read_begun(spec.folder))
+        self.config: Any = configuration_of(begun)
         """The complete configuration: `config.seed`, `config.loader`, `config.knobs` …"""
         self.knobs: Any = self.config.knobs
         """The workload's `Knobs`, as `train(trial)` reads them."""
@@ -142,7 +143,7 @@ class AskTellStudy:
                 return None
             journal.Journal(spec.folder).restarted()
             self._running[spec.name] = trial = AskedTrial(self, spec)
-            self._listeners.tell("start", spec.name, spec.drawn)
+            self._listeners.tell("start", spec.name, trial.drawn)
             return trial
 
     def tell(
@@ -274,7 +275,7 @@ class AskTellStudy:
         end = End(status, reason, seconds, last.steps if last is not None else 0)
         journal.Journal(spec.folder).end(end)
         self._proposer.tell(spec, record.read_begun(spec.folder), time.monotonic() - trial._began)
-        self._listeners.tell("end", trial.name, spec.drawn)
+        self._listeners.tell("end", trial.name, trial.drawn)
         del self._running[spec.name]  # last: what a full disk refuses is told again
 
 

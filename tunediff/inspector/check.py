@@ -270,11 +270,11 @@ def _train(
 ) -> None:  # fmt: skip
     objective, title = cfg.of(config).objective, cfg.of(config).title
     spec = TrialSpec(
-        name=folder.name, folder=folder, drawn={}, workload=config.schema.workload, points=STEPS,
+        name=folder.name, folder=folder, workload=config.schema.workload, points=STEPS,
         budget=Budget(steps=STEPS),
         deadline_s=LONGEST_S, metric=objective.name, mode=objective.mode, **settings,
     )  # fmt: skip
-    spec.begin(config)
+    spec.begin(config, {})
     train(spec, interrupted)
     trial = record.read_trial(folder)
     if trial is None or trial.end is None or trial.end.status == Status.OK:

@@ -53,15 +53,10 @@ class RayDashboardReporter(Listener):
         self._show("end", trial, content)
 
     def _show(self, event: str, name: str, content: Mapping[str, Any]) -> None:
-        trial, schema = record.read_trial(self._folder / "trials" / name), self._space.schema
-        drawn = (
-            trial.drawn
-            if trial is not None
-            else {k: v for k, v in content.items() if k in schema.knobs}
-        )
-        knobs = text.knobs(self._space.changed(drawn))
+        trial = record.read_begun(self._folder / "trials" / name)
+        knobs = text.knobs(self._space.changed(trial.drawn))
         words = [name, event if event == "start" else ""]
-        if trial is not None and event != "start" and trial.points:
+        if event != "start" and trial.points:
             last = trial.points[-1]
             if self._space.evaluates and self._space.metric in last:
                 words.append(
@@ -72,7 +67,7 @@ class RayDashboardReporter(Listener):
                 f"at {last['train_s']:.1f} s, {last['samples_per_s']:,.0f}"
                 f" {self._space.workload.unit}/s"
             )
-        if trial is not None and event == "end":
+        if event == "end":
             words.insert(1, trial.status or "ended")
             words.append(trial.reason)
         line = "  ".join(word for word in [*words, knobs] if word)

@@ -61,7 +61,7 @@ class Searcher(RaySearcher):  # type: ignore[misc]
             over = self.broken is not None or self._dispatcher.is_over
             return str(RaySearcher.FINISHED) if over else None
         self._running[trial_id] = spec
-        return {**spec.drawn, "trial": spec.name, SPEC: spec}
+        return {SPEC: spec}
 
     def on_trial_complete(
         self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False

@@ -16,7 +16,7 @@ from tunediff.core.disk import unwritable
 from tunediff.core.listeners import Listeners
 from tunediff.core.logs import errors_only
 from tunediff.core.progress import log_exceptions
-from tunediff.core.trial_record import read_trials
+from tunediff.core.trial_record import read_begun, read_trials
 from tunediff.ray_backend.cluster import beside
 from tunediff.ray_backend.searcher import Driver, Searcher
 from tunediff.search_space import SearchSpace
@@ -123,7 +123,9 @@ class _Events(TrialProgressCallback):  # type: ignore[misc]
 
     def _tell(self, event: str, trial: Any, point: Mapping[str, Any] | None = None) -> None:
         spec = trial.config[SPEC]
-        self._listeners.tell(event, spec.name, {**(point or spec.drawn), "slot": spec.slot})
+        self._listeners.tell(
+            event, spec.name, {**(point or read_begun(spec.folder).drawn), "slot": spec.slot}
+        )
 
     def on_trial_start(self, iteration: int, trials: Any, trial: Any, **info: Any) -> None:
         self._tell("start", trial)

@@ -118,7 +118,7 @@ def run(proposer: Proposer, backend: Backend, listeners: Listeners, most: int = 
                 running[spec.name] = spec
                 if spec.name not in announced:
                     announced.add(spec.name)
-                    listeners.tell("start", spec.name, spec.drawn)
+                    listeners.tell("start", spec.name, record.read_begun(spec.folder).drawn)
                 name = f"run {spec.name}"
                 threads.append(threading.Thread(target=follow, args=[spec], daemon=True, name=name))
                 threads[-1].start()
@@ -137,7 +137,7 @@ def run(proposer: Proposer, backend: Backend, listeners: Listeners, most: int = 
             if point is not None:
                 listeners.tell("point", name, {**point, "slot": running[name].slot})
             elif dispatcher.finish(spec := running.pop(name)):
-                listeners.tell("end", name, spec.drawn)
+                listeners.tell("end", name, record.read_begun(spec.folder).drawn)
     finally:
         interrupted.set()
         for thread in threads:

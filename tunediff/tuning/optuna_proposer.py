@@ -202,7 +202,7 @@ class OptunaProposer:
             else:
                 config = space.config(trial.drawn)
                 self._evaluated.add(config, trial.name)
-                spec = self._spec(trial.name, begun, config, trial.drawn, trial.role)
+                spec = self._spec(trial.name, begun, config, trial.role)
                 self._unfinished.append(spec)
         known = [trial.drawn for trial in self._records]
         self._listed = [point for point in space.candidates if point not in known]
@@ -286,8 +286,8 @@ class OptunaProposer:
         name = f"t{number:04d}"
         self._evaluated.add(config, name)
         trial.set_user_attr("trial", name)
-        spec = self._spec(name, trial, config, drawn, role)
-        journal = spec.begin(config)
+        spec = self._spec(name, trial, config, role)
+        journal = spec.begin(config, drawn)
         if why:  # a listed point that is not run
             journal.end(End(Status.SKIPPED, why))
             skipped = record.read_begun(spec.folder)
@@ -295,11 +295,9 @@ class OptunaProposer:
             return None
         return spec
 
-    def _spec(
-        self, name: str, trial: Trial, config: Systems, drawn: Values, role: Role
-    ) -> TrialSpec:
+    def _spec(self, name: str, trial: Trial, config: Systems, role: Role) -> TrialSpec:
         self._running[name] = trial
-        return TrialSpec.of_space(self.space, self.experiment, name, config, drawn, role)
+        return TrialSpec.of_space(self.space, self.experiment, name, config, role)
 
     def _time_is_up(self) -> bool:
         """Return whether another trial does not fit into `budget: total` any more."""

@@ -55,8 +55,8 @@ class Rounds:
         over: Callable[[], bool],
         at_once: int = 1,
     ) -> None:
-        """`make` returns the run of a name, a configuration, its drawn knobs, and `run_device`, the
-        number of its device where several run at the same time; `at_once`: how many do."""
+        """`make` returns the run of a name, a configuration, and `run_device`, the number of its
+        device where several run at the same time; `at_once`: how many do."""
         self._candidates, self._max_rounds, self._make = candidates, max_rounds, make
         self._over, self._rotation = over, DeviceRotation(len(candidates), at_once)
         self.at_once = at_once
@@ -124,12 +124,12 @@ class Rounds:
         runs = [self._run(*run, device) for run, device in zip(wave, devices, strict=True)]
         if self.at_once > 1:
             together = dict[int, list[TrialSpec]]()
-            for (_, number), (spec, _) in zip(wave, runs, strict=True):
+            for (_, number), (spec, *_) in zip(wave, runs, strict=True):
                 key = number if self._rotation.is_a_round_together else 0
                 together.setdefault(key, []).append(spec)
             for specs in together.values():
                 _restart_interrupted(specs)
-        for (i, _), (spec, config) in zip(wave, runs, strict=True):
+        for (i, _), (spec, config, drawn) in zip(wave, runs, strict=True):
             if self._nothing_to_compare():
                 return
             trial_record = record.read_trial(spec.folder)
@@ -137,17 +137,17 @@ class Rounds:
                 self.tell(spec, trial_record)
             elif i not in self._eliminated:
                 self._running.add(spec.number)
-                spec.begin(config)
+                spec.begin(config, drawn)
                 yield spec
 
     def _nothing_to_compare(self) -> bool:
         return 0 in self._eliminated or len(self._candidates) - len(self._eliminated) < 2
 
-    def _run(self, i: int, number: int, run_device: int) -> tuple[TrialSpec, Systems]:
+    def _run(self, i: int, number: int, run_device: int) -> tuple[TrialSpec, Systems, Values]:
         config, drawn = self._candidates[i]
         seed = {"seed": config.seed + number}
         name, config = name_of(i, number, len(self._candidates)), cfg.override(config, seed)
-        return self._make(name, config, {**drawn, **seed}, run_device=run_device), config
+        return self._make(name, config, run_device=run_device), config, {**drawn, **seed}
 
 
 def _restart_interrupted(together: Sequence[TrialSpec]) -> None:

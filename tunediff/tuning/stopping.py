@@ -13,7 +13,7 @@ from tunediff.analysis.noise import pooled
 from tunediff.config import Values
 from tunediff.core.journal import Journal
 from tunediff.core.outcomes import Ruling
-from tunediff.core.trial_record import Decision, Role, TrialRecord
+from tunediff.core.trial_record import Decision, Role, TrialRecord, read_begun
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.trial import reported
 from tunediff.tuning.trial_spec import TrialSpec
@@ -107,20 +107,20 @@ class EarlyStopping:
 
     def stops(self, spec: TrialSpec, result: Mapping[str, Any]) -> bool:
         """Return whether a trial ends after this point. What is decided goes to its journal."""
-        if (decision := self.decide(spec, result)) is None:
+        if (decision := self.decide(read_begun(spec.folder), result)) is None:
             return False
         Journal(spec.folder).write("decision", **vars(decision))
         return decision.outcome == Ruling.STOPPED
 
-    def decide(self, spec: TrialSpec, result: Mapping[str, Any]) -> Decision | None:
+    def decide(self, trial: TrialRecord, result: Mapping[str, Any]) -> Decision | None:
         """Judge a trial at a point; None: there is nothing to decide.
 
         A point that is reported again was judged before.
         """
-        if not self._is_news(spec.name, spec.drawn, result):
-            before = self._stopped.get(spec.name)
+        if not self._is_news(trial.name, trial.drawn, result):
+            before = self._stopped.get(trial.name)
             return before if before and float(result["train_s"]) >= before.train_s else None
-        if (judged := self._halving.judge(spec.name, result)) is None:
+        if (judged := self._halving.judge(trial.name, result)) is None:
             return None
         ratios = self._lower or self._space.metric == RATE
         values = self._values[int(result["index"])]
@@ -129,7 +129,7 @@ class EarlyStopping:
         if outcome == Ruling.STOPPED:
             near = judged.value <= limit if self._lower else judged.value >= limit
             outcome = Ruling.WITHIN_NOISE if near else outcome
-            outcome = self._runs_on(spec, result) or outcome
+            outcome = self._runs_on(trial, result) or outcome
         return dataclasses.replace(
             judged, best=best, limit=limit, limit_of=limit_of, outcome=outcome
         )
@@ -147,9 +147,9 @@ class EarlyStopping:
         self._values[int(result["index"])].add(trial, key, seed, value)
         return True
 
-    def _runs_on(self, spec: TrialSpec, result: Mapping[str, Any]) -> Ruling | None:
+    def _runs_on(self, trial: TrialRecord, result: Mapping[str, Any]) -> Ruling | None:
         """Return why a trial goes on after this point however bad it is; None: it need not."""
-        if runs_through(self._space, spec.role, spec.drawn):
+        if runs_through(self._space, trial.role, trial.drawn):
             return Ruling.RUNS_THROUGH
         # Whoever asks for trials may report more points
         points = self._space.baseline.evaluation.points

@@ -34,7 +34,7 @@ NOT_YET_S = 1e9
 OOM = "OutOfMemoryError"
 """The class of torch's error, and of Ray's for a process that it ended for its memory."""
 SPEC = "spec"
-"""Key of the `TrialSpec` in Tune's parameters of a trial, beside its drawn knobs."""
+"""Key of the `TrialSpec` in Tune's parameters of a trial."""
 
 
 def run_trial_on_slot(

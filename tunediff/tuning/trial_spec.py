@@ -47,8 +47,6 @@ class TrialSpec:
     """`t0007`: the trial's number in the search."""
     folder: Path
     """Of the trial, absolute."""
-    drawn: Values
-    """The knobs that were chosen, by dotted name, for the journal."""
     role: Role = "draw"
     """Why it runs: a run is a configuration, its seed and a role."""
     workload: str
@@ -91,7 +89,6 @@ class TrialSpec:
         experiment: Path,
         name: str,
         config: Systems,
-        drawn: Values,
         budget: SearchBudget,
         **settings: Any,
     ) -> TrialSpec:
@@ -99,7 +96,6 @@ class TrialSpec:
         return cls(
             name=name,
             folder=experiment / "trials" / name,
-            drawn=drawn,
             workload=config.schema.workload,
             points=config.evaluation.points,
             group=WorkerGroupSpec(config.parallel.workers, together=config.parallel.together),
@@ -116,7 +112,6 @@ class TrialSpec:
         experiment: Path,
         name: str,
         config: Systems,
-        drawn: Values,
         role: Role = "draw",
         run_device: int = 0,
     ) -> TrialSpec:
@@ -125,7 +120,6 @@ class TrialSpec:
             experiment,
             name,
             config,
-            drawn,
             space.budget,
             role=role,
             run_device=run_device,
@@ -154,11 +148,11 @@ class TrialSpec:
         group = dataclasses.replace(self.group, place=allocation.place)
         return dataclasses.replace(self, slot=allocation.slot, actor=allocation.actor, group=group)
 
-    def begin(self, config: Systems) -> Journal:
+    def begin(self, config: Systems, drawn: Values) -> Journal:
         """Write to the trial's journal that it begins, with the configuration that its processes
-        then read there; return the journal."""
+        then read there, and the knobs that were drawn; return the journal."""
         (self.folder / DOING).unlink(missing_ok=True)  # of an attempt that was killed
         journal = Journal(self.folder)
-        known = *cfg.identity(config), self.drawn, self.budget.seconds
+        known = *cfg.identity(config), drawn, self.budget.seconds
         journal.start(*known, self.number, self.unit, self.role)
         return journal
