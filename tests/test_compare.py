@@ -20,7 +20,7 @@ from tunediff.analysis import sides
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.sequential import Rules
 from tunediff.core.journal import Journal
-from tunediff.core.trial_record import End
+from tunediff.core.trial_record import End, read_begun
 from tunediff.proof import frozen_code
 from tunediff.ray_backend import connection
 from tunediff.report import reading, tables
@@ -181,7 +181,7 @@ def backend(backend_is):
 
     def events_of(spec):
         journal = Journal(spec.folder)
-        value = {"A": 2.0, "B": 1.0}[record.read_begun(spec.folder).drawn["side"]] * math.exp(0.05 * noise.normal())
+        value = {"A": 2.0, "B": 1.0}[read_begun(spec.folder).drawn["side"]] * math.exp(0.05 * noise.normal())
         journal.point(measured := point(4, spec.budget.seconds, frechet=value, label="FD (classifier)"))
         yield measured
         if (status := backend.ends.get(spec.name, "ok")) is KeyboardInterrupt:
