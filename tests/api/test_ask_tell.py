@@ -78,9 +78,8 @@ def test_an_asked_search_is_a_search_with_the_proposals_of_its_seed(study, tmp_p
     proposer = OptunaProposer(one.space, tmp_path / "again")
     for trial in trials:
         spec = proposer.ask()
-        drawn = record.read_begun(spec.folder).drawn
-        assert drawn == trial.drawn
-        told = {"curve": ((10, 0, 2.0), (20, 0, value(trial.knobs))), "drawn": drawn, "rate": 1.0}
+        assert record.read_begun(spec.folder).drawn == trial.drawn
+        told = {"curve": ((10, 0, 2.0), (20, 0, value(trial.knobs))), "drawn": trial.drawn, "rate": 1.0}
         folder = searches.write(tmp_path / "again", one.space, spec.number, **told)
         proposer.tell(spec, record.read_trial(folder), 1.0)
 

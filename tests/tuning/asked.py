@@ -1,9 +1,8 @@
 """A searcher asked and told as Ray Tune does, without a cluster."""
 
 from tests.helpers import point
-from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.core.trial_record import End
+from tunediff.core.trial_record import End, read_begun
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 from tunediff.tuning.trial import run_trial_on_slot
@@ -31,12 +30,11 @@ BIG = {
 }  # fmt: skip
 
 
-def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True, refusal="", **values):
+def end(searcher, suggestion, trial_id, status="ok", value=5.0, refusal="", **values):
     """Write the journal of a trial as its driver and workers do, then complete it as Tune does."""
     spec = suggestion["spec"]
     journal = Journal(spec.folder)
-    if begin:
-        journal.write("worker", device="cpu", threads=2)
+    journal.write("worker", device="cpu", threads=2)
     if refusal:
         journal.write("decision", rule="capture", outcome="refused", reason=refusal)
     if status == "ok":
@@ -50,7 +48,7 @@ def end(searcher, suggestion, trial_id, status="ok", value=5.0, begin=True, refu
 
 def drawn_of(suggestion):
     """What was drawn of a trial that Tune was given."""
-    return record.read_begun(suggestion["spec"].folder).drawn
+    return read_begun(suggestion["spec"].folder).drawn
 
 
 def study(searcher):

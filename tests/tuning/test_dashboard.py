@@ -43,9 +43,8 @@ def board(tmp_path, monkeypatch):
 def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path):
     told, shown = board
     drawn = {"loader.batch_size": 256, "precision.amp": "none"}
-    config = SPACE.config(drawn)
     journal = Journal(tmp_path / "trials" / "t0003")
-    journal.start(*cfg.identity(config), drawn, 9.0, 3)
+    journal.start(*cfg.identity(SPACE.config(drawn)), drawn, 9.0, 3)
     told.start("t0003", {"slot": 1})
     point = point_of(1, 4.5, frechet=23.44, samples_per_s=4012.7, label="FD (classifier)")
     journal.point(point)

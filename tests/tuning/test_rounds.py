@@ -26,9 +26,8 @@ def run(tmp_path):
         ran, heard = [], []
 
         def events_of(spec):
-            name = spec.name
+            name, begun = spec.name, record.read_begun(spec.folder)
             assert (spec.slot, spec.group.place.nodes) == (0, ("id0",))
-            begun = record.read_begun(spec.folder)
             ran.append((name, begun.seed, begun.drawn["side"]))
             if (end := (ends or {}).get(name, End("ok"))) is OSError:
                 raise OSError("no space left")

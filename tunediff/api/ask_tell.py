@@ -32,7 +32,7 @@ from tunediff.core.point import QUANTITIES, Point
 from tunediff.core.progress import log_exceptions
 from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET
-from tunediff.core.trial_record import RESERVED, WORDS, End
+from tunediff.core.trial_record import RESERVED, WORDS, End, TrialRecord
 from tunediff.report.listener import LISTENERS
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, experiment, resources, sessions
@@ -50,12 +50,11 @@ MEASURED = QUANTITIES.keys() - {"train_s", "fraction"}
 class AskedTrial:
     """A trial that the caller runs: its knobs and budget, and where evaluations are reported."""
 
-    def __init__(self, study: AskTellStudy, spec: TrialSpec) -> None:
+    def __init__(self, study: AskTellStudy, spec: TrialSpec, begun: TrialRecord) -> None:
         """Made by `AskTellStudy.ask`."""
         self._study, self._spec, self._began = study, spec, time.monotonic()
         self.name, self.number = spec.name, spec.number
         """Its name in the search, such as `t0003`, and its number there; 0 is the baseline."""
-        begun = record.read_begun(spec.folder)
         self.drawn = dict(begun.drawn)
         """The search's knobs by dotted name; of a repeated run also its `seed`."""
         self.config: Any = configuration_of(begun)
@@ -142,7 +141,9 @@ class AskTellStudy:
             if spec is None:
                 return None
             journal.Journal(spec.folder).restarted()
-            self._running[spec.name] = trial = AskedTrial(self, spec)
+            self._running[spec.name] = trial = AskedTrial(
+                self, spec, record.read_begun(spec.folder)
+            )
             self._listeners.tell("start", spec.name, trial.drawn)
             return trial
 
