@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import hashlib
 import types
 import weakref
 from collections.abc import Mapping
@@ -20,8 +19,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from tunediff import config as cfg
 from tunediff.config import Systems
 from tunediff.core.point import Point
+from tunediff.data import items
 from tunediff.distributed import World, world_of_environment
-from tunediff.training import prepared
+from tunediff.training import prepared, weights
 from tunediff.training.engine import Engine, Facts, Observer
 from tunediff.tuning import worker
 from tunediff.tuning.trial_spec import TrialSpec
@@ -100,7 +100,7 @@ class Watch(Observer):
         called = self._outer in self._trained or run.adopted or run.strategy.owns_passes
         known = {part for model in (run.result, self._outer) for part in model.modules()}
         firsts = run.world.gather(next(iter(self._batches), None))
-        of_ranks = run.world.gather(digest([learned, digest_of(run.result)]))
+        of_ranks = run.world.gather((learned, digest_of(run.result)))
         found = {
             "other_trained": not called
             and (self._plain in self._trained or learned == self._initial),
@@ -127,19 +127,14 @@ class Watch(Observer):
 
 def digest_of(model: nn.Module) -> str:
     """Return a digest of a model's parameters, as far as this rank has them."""
-    return digest(list(model.parameters()))
+    parameters = model.parameters()
+    return digest([one.to_local() if hasattr(one, "to_local") else one for one in parameters])
 
 
 def digest(content: Any) -> str:
-    """Return a digest of tensors, in containers too, and of what else there is as it is printed."""
-    if isinstance(content, Tensor):
-        local = content.to_local() if hasattr(content, "to_local") else content
-        flat = local.detach().cpu().contiguous().flatten().view(torch.uint8)
-        return hashlib.sha256(flat.numpy().tobytes()).hexdigest()
-    if isinstance(content, Mapping | tuple | list):
-        parts = content.values() if isinstance(content, Mapping) else content
-        return hashlib.sha256(repr([digest(part) for part in parts]).encode()).hexdigest()
-    return repr(content)
+    """Return a digest of the tensors in a batch, or what it is without them, as it is printed."""
+    tensors = {str(index): one for index, one in enumerate(items.tensors_in(content))}
+    return weights.digest(tensors) if tensors else repr(content)
 
 
 def top_values(config: Systems) -> dict[str, str]:
