@@ -264,7 +264,7 @@ class OptunaProposer:
             trial, drawn = self.study.draw()
         role: Role = "repeat" if "seed" in trial.user_attrs else "draw"
         try:
-            config: Systems = self.space.config(drawn)
+            config: Systems = cfg.override(self.space.baseline, drawn, where=self.space.source)
         except ConfigError as error:  # knobs that contradict each other
             self.study.drop(trial, refused=str(error))
             return None
