@@ -47,7 +47,8 @@ def write(folder, wanted, number, point=None, curve=((5.0, 1000, 4.0), (20.0, 40
             "config": cfg.flat(config) | more.get("config", {}), "fingerprint": cfg.fingerprint(config),
             "environment": {"cpu": "slow one", "cpu_cores": 2, "versions": {"torch": "2.15"}} | more.get("machine", {}),
         },
-        {"event": "worker", "time": 1001.0 + number, "device": "cpu", "threads": 2, "samples": 1797},
+        {"event": "worker", "time": 1001.0 + number, "device": "cpu", "threads": more.get("threads", 2),
+         "samples": 1797},
     ]  # fmt: skip
     for index, (train_s, samples, value) in enumerate(curve, 1):
         rate, steps = more.get("rate", samples / train_s), max(1, samples // config.loader.batch_size)

@@ -104,3 +104,12 @@ def test_damaged_folders_are_refused_in_a_line(night, tmp_path, capsys, break_it
     assert message in error
     assert error.startswith("error: ")
     assert not (night / "report.html").exists()
+
+
+def test_a_result_says_how_few_steps_there_were_and_that_workers_were_unlike(night):
+    found = reading.of_folder(night)
+    assert found.fewest_steps == min(trial.points[-1].steps for trial in analysis.read(night).trials) == 18
+    assert (found.workers, sum("18 optimizer steps" in line for line in found.summary)) == (["slow one, 2 threads"], 1)
+    write(night, analysis.read(night).space, 3, {"loader.batch_size": 64}, threads=1)
+    assert reading.of_folder(night).workers == ["slow one, 2 threads", "slow one, 1 thread"]
+    assert "Workers were unequal (slow one, 2 threads; slow one, 1 thread)" in words(written(night))

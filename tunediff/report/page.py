@@ -14,7 +14,7 @@ import jinja2
 
 from tunediff.analysis import journals, sides
 from tunediff.analysis.comparison import Comparison
-from tunediff.core import colors, environment
+from tunediff.core import colors
 from tunediff.core.files import write_atomically
 from tunediff.core.text import pluralize, seconds
 from tunediff.report import reading, sections, style, tables
@@ -99,12 +99,11 @@ def write_search(about: ReportContext, out: Path) -> Path:
 def write_sides(comparison: Comparison) -> Path:
     """Write page and JSON of a comparison into its folder; return the page. Raises `OSError`."""
     found = reading.of_sides(comparison)
-    machine = next((environment.hardware(run.environment) for run in comparison.runs), "")
     length = f"{sides.run_length(comparison)} per run, judged by {found.metric}"
     return _write(
         comparison.folder,
         title=comparison.folder.name,
-        about="; ".join(filter(None, [length, machine])),
+        about="; ".join([length, *found.workers]),
         state="",
         sections=tables.of_sides(comparison, found),
         foot="Data: pairs.csv in this folder",

@@ -28,7 +28,7 @@ from tunediff.analysis.outcome import Candidate as Compared
 from tunediff.analysis.outcome import Outcome
 from tunediff.analysis.pareto import pareto
 from tunediff.analysis.statistics import Difference, Estimate, mean, sd, totals
-from tunediff.core import text
+from tunediff.core import environment, text
 from tunediff.core.clock import ClockSummary
 from tunediff.core.files import study_url
 from tunediff.core.journal import to_json
@@ -280,11 +280,22 @@ def _common(runs: list[TrialRecord], clock: ClockSummary, wall_s: float) -> dict
     """Return what any result says of its runs and their seconds."""
     ended, parts = [run for run in runs if run.finished], totals([seconds_of(run) for run in runs])
     seconds = {"wall": wall_s, **{part: parts.get(part, 0.0) for part in sorted(parts)}}
+    others = disturbed_count(ended)
+    # Neither a command nor a trial that was asked for counts steps: they report values instead
+    ours = [run for run in ended if others is not None and "threads" in run.environment]
+    trained = [run.points[-1].steps for run in ours if run.status == Status.OK and run.points]
+    workers = (
+        f"{environment.hardware(run.environment)}, "
+        + text.pluralize(run.environment["threads"], "thread")
+        for run in ours
+    )
     return {
         "clock": clock.kind,
         "start_up_share": clock.start_up_share,
         "runs": len(ended),
-        "disturbed": disturbed_count(ended),
+        "disturbed": others,
+        "fewest_steps": min(trained, default=None),
+        "workers": list(dict.fromkeys(workers)),
         "seconds": seconds,
         "device_s": None,
         "price": None,
@@ -332,9 +343,10 @@ def _of_search(evidence: Evidence, study: list[dict[str, Any]] | None = None) ->
     tests = [confirmed, *confirmed.others] if confirmed is not None else []
     confirmations = [of_confirmation(test) for test in tests]
     fields = _of_results(results, "search")
-    for runs in confirmations:  # seconds of the search are with those of its confirming runs
+    for runs in confirmations:  # what a search says of its runs is of its confirming runs too
         parts = {k: v for k, v in runs.seconds.items() if k != "wall"}
         fields["seconds"] = totals([fields["seconds"], parts])
+        fields["workers"] = list(dict.fromkeys([*fields["workers"], *runs.workers]))
         for key in ("device_s", "price"):
             fields[key] = sum(filter(None, [fields[key], getattr(runs, key)])) or None
     if compared is not None:

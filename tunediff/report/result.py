@@ -299,6 +299,10 @@ class Result(Part):
     runs: int
     """that ended, and those of them during which others used the machine; null: not measured"""
     disturbed: int | None
+    fewest_steps: int | None = None
+    """optimizer steps of the shortest training that succeeded; null: nobody counts them"""
+    workers: list[str] = []
+    """what trainings ran on, hardware and threads; more than one: their values compare loosely"""
     seconds: dict[str, float]
     """wall: of the commands that ran it, from the start of each to its result; of the workers by
     part, confirming runs included"""

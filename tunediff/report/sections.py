@@ -21,7 +21,6 @@ from tunediff.analysis.pareto import trade_offs as fronts_of
 from tunediff.analysis.speed import Why
 from tunediff.analysis.speed import why as decompose
 from tunediff.core import text
-from tunediff.core.environment import hardware
 from tunediff.core.text import number, percent, pluralize, rounded, secs, times
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import charts, sentences
@@ -56,8 +55,7 @@ def result(about: ReportContext) -> list[Block]:
     """Return the verdict, its curves, what the winner changes, and all that stands behind it."""
     results, tested, found = about.results, about.tested, about.result
     first, *more = found.summary
-    used = dict.fromkeys(filter(None, (hardware(one.environment) for one in results.trials)))
-    machines = f" Measured on {' and '.join(used)}." if used else ""
+    machines = f" Measured on {' and '.join(found.workers)}." if found.workers else ""
     blocks = [block("lead", first), *_curves_of_verdict(about)]
     blocks.append(block("note", f"{_objective(about)}{machines}"))
     winner, base = about.highlights.winner, cfg.flat(results.space.baseline)
@@ -96,12 +94,13 @@ def _curves_of_verdict(about: ReportContext) -> list[Block]:
     if tested is None or not _has_means(tested):
         return _all_trials(about)
     of = "On new seeds: mean" if tested.search is not None else "Mean over the seeds"
-
-    def build() -> Any:
-        return charts.of_candidates(tested, best, results.clock.seconds, results.title)
-
     return [
-        figure("means", build, "objective against seconds", f"{of}, and ± one standard deviation.")
+        figure(
+            "means",
+            lambda: charts.of_candidates(tested, best, results.clock.seconds, results.title),
+            "objective against seconds",
+            f"{of}, and ± one standard deviation.",
+        )
     ]
 
 
@@ -114,11 +113,13 @@ def _all_trials(about: ReportContext) -> list[Block]:
     results, name = about.results, about.results.curve_quantity.name
     if not any(len(curve(trial, name)) > 1 for trial in results.trials):
         return []
-    build = lambda: charts.of_trials(results, about.highlights)  # noqa: E731
     alt = f"{results.curve_quantity.title} against {results.clock.seconds}, all trials"
     return [
         figure(
-            "curves", build, alt, f"A line for each of {pluralize(len(results.trials), 'trial')}."
+            "curves",
+            lambda: charts.of_trials(results, about.highlights),
+            alt,
+            f"A line for each of {pluralize(len(results.trials), 'trial')}.",
         )
     ]
 
@@ -200,9 +201,13 @@ def why(about: ReportContext) -> list[Block]:
             " has beyond it is"
             f" speed. Values at equal {results.unit} are interpolated between two evaluations."
         )
-        build = lambda: charts.of_why(results, about.highlights, split)  # noqa: E731
         blocks = [
-            figure("why_curves", build, "baseline and winner against seconds and samples", caption)
+            figure(
+                "why_curves",
+                lambda: charts.of_why(results, about.highlights, split),
+                "baseline and winner against seconds and samples",
+                caption,
+            )
         ]
     head = ["", f"baseline ({base.name})", f"{about.highlights.winner_is} ({winner.name})", "ratio"]
     cells = [
@@ -324,9 +329,14 @@ def effects(about: ReportContext) -> list[Block]:
     names = [name for name, found in values.items() if len(found) > 1][: charts.MOST_PANELS]
     if len(trials) < ENOUGH or results.space.kind == "ladder" or not names:
         return []
-    build = lambda: charts.of_knobs(results, about.highlights, trials, names)  # noqa: E731
-    caption = "A dot is a trial that ended with a value, whatever its other knobs."
-    return [figure("effects", build, "every trial over its value of each knob", caption)]
+    return [
+        figure(
+            "effects",
+            lambda: charts.of_knobs(results, about.highlights, trials, names),
+            "every trial over its value of each knob",
+            "A dot is a trial that ended with a value, whatever its other knobs.",
+        )
+    ]
 
 
 def trade_offs(about: ReportContext) -> list[Block]:
@@ -334,6 +344,11 @@ def trade_offs(about: ReportContext) -> list[Block]:
     if len(about.results.ranked) < 2:
         return []
     frame = fronts_of(about.results)
-    build = lambda: charts.of_fronts(about.results, frame, about.highlights)  # noqa: E731
-    caption = "Rings: Pareto-optimal trials, which no other trial beats in both quantities."
-    return [figure("trade_offs", build, "the objective against speed and memory", caption)]
+    return [
+        figure(
+            "trade_offs",
+            lambda: charts.of_fronts(about.results, frame, about.highlights),
+            "the objective against speed and memory",
+            "Rings: Pareto-optimal trials, which no other trial beats in both quantities.",
+        )
+    ]

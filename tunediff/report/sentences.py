@@ -34,6 +34,8 @@ VERDICTS = {
 }
 """What verdicts are called that are no words."""
 OTHERS = "others used the machine meanwhile"
+FEW_STEPS = 50
+"""Optimizer steps below which a result says how few there were."""
 NOTHING_TO_CONFIRM = "Nothing to confirm: no configuration but the baseline ended ok on every seed."
 INTERVALS = (
     "Brackets: 95 % confidence intervals that account for all candidates and for every interim"
@@ -239,7 +241,7 @@ def summary(result: Result) -> list[str]:
     """Return the result in sentences, the verdict first."""
     by = result.counts
     said = [headline(result), *_of_test(by), *_of_search(result), *_of_sides(by)]
-    said += [_set_aside(result), disturbed(result), clock(result)]
+    said += [_set_aside(result), *_of_runs(result), clock(result)]
     said += [
         f"{other.name}, of other finalists: {headline(other)}" for other in result.confirmations[1:]
     ]
@@ -382,7 +384,7 @@ def _of_sides(result: Result) -> list[str]:
         spent = f"B spends {text.seconds(setup[1])} and A {text.seconds(setup[0])}"
         said.append(f"Before its first batch {spent}, which the budget does not count.")
     if sides.unseeded:
-        said.append(pairing(result))
+        said.append("The command takes no seed: pairs are of runs that follow each other.")
     if sides.ledger is not None:
         said.append(_ledger(sides.ledger))
     if a.holdout and b.holdout:
@@ -392,15 +394,6 @@ def _of_sides(result: Result) -> list[str]:
         said.append(f"The second judge, which decides nothing, failed: {sides.holdout_failure}.")
     runs = "runs on different seeds gave the same values: has the seed an effect?"
     return [*said, *(f"{side}: {runs}" for side in sides.without_effect)]
-
-
-def pairing(result: Result) -> str:
-    """Return what the two runs of a pair have in common."""
-    if result.sides is not None and result.sides.unseeded:
-        return (
-            "The command takes no seed: pairs are by order only, two runs that follow each other."
-        )
-    return "Both runs of a pair begin with the same seed."
 
 
 def _ledger(ledger: Ledger) -> str:
@@ -454,14 +447,22 @@ def _set_aside(result: Result) -> str:
     return ""
 
 
-def disturbed(result: Result) -> str:
-    """Return during how many of the runs others used the machine; '' for none."""
-    if not result.disturbed:
-        return ""
-    return (
-        f"During {result.disturbed:,} of {pluralize(result.runs, 'run')} others used the machine:"
-        " their speed, and so their results within the budget, may be worse for it."
-    )
+def _of_runs(result: Result) -> list[str]:
+    """Return what makes values tell less: few steps, other processes, unequal workers."""
+    steps, said = result.counts.fewest_steps, list[str]()
+    if steps is not None and steps < FEW_STEPS and result.counts.failure is None:
+        said.append(
+            f"The shortest training took {pluralize(steps, 'optimizer step')}: values as early as"
+            " that say little about later ones. A longer --budget gives more steps."
+        )
+    if result.disturbed:
+        said.append(
+            f"During {result.disturbed:,} of {pluralize(result.runs, 'run')} others used the"
+            " machine: their speed, and so their results within the budget, may be worse for it."
+        )
+    if len(result.workers) > 1:
+        said.append(f"Workers were unequal ({'; '.join(result.workers)}): values compare loosely.")
+    return said
 
 
 def clock(result: Result) -> str:

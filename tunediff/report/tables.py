@@ -50,7 +50,7 @@ def trials(about: ReportContext) -> list[Block]:
         knobs = ["seed", *knobs]
     ranks = {run.name: rank for rank, outcome in enumerate(results.ranked) for run in outcome.done}
     ordered = sorted(results.trials, key=lambda one: (ranks.get(one.name, len(ranks)), one.number))
-    rows, tested = [], about.tested
+    rows, tested, unequal = [], about.tested, len(about.result.workers) > 1
     for trial in ordered:
         mark = " ≈" * (trial.name in near) + " †" * disturbed(trial)
         outcome, value = results.outcome_of(trial), last(trial, results.metric)
@@ -68,6 +68,7 @@ def trials(about: ReportContext) -> list[Block]:
             f"{results.unit}/s": rounded(last(trial, RATE)),
             results.clock.short: rounded(last(trial, results.clock.along)),
             "MiB": rounded(last(trial, "peak_memory_mib")),
+            "threads": rounded(trial.environment.get("threads")) if unequal else "",
             **{name: shown(trial.drawn[name]) if name in trial.drawn else "" for name in knobs},
             "reason": text.truncate(sentences.of_trial(trial), 300),
         }
@@ -130,12 +131,15 @@ def study(about: ReportContext) -> list[Block]:
     if results.space.study is None or not results.trials:
         return []
     found = studies.table(results)
-    build = lambda: studies.figure(found, studies.measured_on(results))  # noqa: E731
-    drawn = [figure("study", build, "the figure of the study")] if found.study.has_figure else []
+    drawn = figure(
+        "study",
+        lambda: studies.figure(found, studies.measured_on(results)),
+        "the figure of the study",
+    )
     notes = [block("note", note) for note in found.notes()]
     return [
         block("lead", found.study.title or "The study's own table."),
-        *drawn,
+        *[drawn] * found.study.has_figure,
         table(found.cells(1000)),
         *notes,
     ]
@@ -248,11 +252,10 @@ def of_sides(comparison: Comparison, found: Result) -> list[tuple[str, str, list
     first, *more = found.summary
     blocks, metric = [block("lead", first)], comparison.objective
     if any(len(curve(run, metric)) > 1 for run in comparison.runs):
-        build = lambda: charts.of_sides(comparison)  # noqa: E731
         blocks.append(
             figure(
                 "curves",
-                build,
+                lambda: charts.of_sides(comparison),
                 "curves of all runs",
                 "A line for each run; the dots are their ends.",
             )
@@ -271,7 +274,8 @@ def of_sides(comparison: Comparison, found: Result) -> list[tuple[str, str, list
         old, new = (one.file.read_text(encoding="utf-8").splitlines() for one in (a, b))
         lines = "\n".join(difflib.unified_diff(old, new, "A", "B", lineterm=""))
         changes.append(block("details", lines or "files that it imports differ", title="the file"))
-    method = sentences.pairing(found) + " "
+    # Where there are no seeds, the summary says so
+    method = "" if comparison.rules.unseeded else "Both runs of a pair begin with the same seed. "
     return [
         ("result", "Result", blocks),
         (
