@@ -41,28 +41,27 @@ def session(body, server):
 @pytest.fixture
 def server(tmp_path, monkeypatch):
     """A server whose commands only note what they are asked for."""
-    stub = tmp_path / "stub.py"
-    stub.write_text(
+    (stub := tmp_path / "stub.py").write_text(
         "import json, pathlib, sys\n"
         "command, *words = sys.argv[1:]\n"
         "options = dict(word[2:].partition('=')[::2] for word in words if word.startswith('--'))\n"
         "if 'bad' in words: sys.exit(print('error: bad: is not allowed', file=sys.stderr) or 2)\n"
-        "if 'hangs' in words or 'name' in options and 'slow' in words: import time; time.sleep(600)\n"
+        "if 'name' in options and 'slow' in words: import time; time.sleep(600)\n"
         "if 'name' in options: pathlib.Path(options['storage'], options['name']).mkdir()\n"
         "if 'name' in options: print('the last words:', *words, file=sys.stderr)\n"
         "print(json.dumps({'command': command, 'words': words}, indent=2))\n"
     )
-    monkeypatch.setattr(mcp, "_module", lambda command: [sys.executable, str(stub), command])
+    monkeypatch.setattr(mcp, "PYTHON", (sys.executable, str(stub)))
     return mcp.serve(tmp_path / "results")
 
 
-MINE = ["search", "mine.py", "lr=0.01", "--trials", "4", "--budget", "5s"]
+MINE = {"command": "search", "words": ["mine.py", "lr=0.01", "--trials", "4", "--budget", "5s"]}
 
 
 def test_mcp_starts_only_what_a_dry_run_has_priced(server, tmp_path):
     async def body(call):
         refused = await call("start", token="made up")
-        planned = await call("dry_run", words=MINE)
+        planned = await call("run", **MINE)
         started = await call("start", token=planned["token"])
         again = await call("start", token=planned["token"])
         while (status := await call("status", name=started["name"]))["running"]:
@@ -72,18 +71,18 @@ def test_mcp_starts_only_what_a_dry_run_has_priced(server, tmp_path):
     refused, planned, started, again, status = session(body, server)
     assert "token: 'made up' is not allowed" in refused
     storage = f"--storage={tmp_path / 'results'}"
-    assert planned["command"] == "search"
-    assert planned["words"] == ["--json", *MINE[1:], storage, "--dry-run"]
-    ran = [*MINE[1:], f"--name={started['name']}", storage, "--json"]
-    assert status["latest"] == [f"the last words: {' '.join(ran)}"], "the JSON is what result returns"
-    assert status["exit_code"] == 0
+    dry = [*MINE["words"], storage, "--dry-run", "--json"]
+    assert planned == {"command": "search", "words": dry, "token": started["name"]}
+    ran = [*MINE["words"], f"--name={started['name']}", storage, "--json"]
+    latest = [f"the last words: {' '.join(ran)}"]  # the JSON is what result returns
+    assert status == {"running": False, "exit_code": 0, "latest": latest}
     assert "is not allowed" in again, "a token starts one search"
 
 
 def test_mcp_runs_one_at_a_time_and_stops_it(server):
     async def body(call):
-        slow = ["compare", "slow", "lr=1"]
-        first, second = [(await call("dry_run", words=slow))["token"] for _ in range(2)]
+        slow = {"command": "compare", "words": ["slow", "lr=1"]}
+        first, second = [(await call("run", **slow))["token"] for _ in range(2)]
         started = await call("start", token=first)
         return started, await call("start", token=second), await call("stop", name=started["name"])
 
@@ -96,7 +95,7 @@ def test_mcp_starts_nothing_beside_a_search_that_runs_in_a_shell(server, tmp_pat
     (tmp_path / "results" / "earlier").mkdir(parents=True)
 
     async def body(call):
-        return await call("start", token=(await call("dry_run", words=MINE))["token"])
+        return await call("start", token=(await call("run", **MINE))["token"])
 
     with alone(tmp_path / "results" / "earlier"):
         assert "earlier" in session(body, server)
@@ -115,25 +114,30 @@ def test_mcp_stops_no_process_of_this_machine_for_a_search_of_another_one(server
 
 def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
-    prints = "import os, pathlib\nos.system('echo by descriptor')\npathlib.Path('pid').write_text(str(os.getpid()))\n"
-    Path("mine.py").write_text(f"{prints}{PLAIN.read_text()}")
+    Path("mine.py").write_text(
+        "import os, pathlib\nos.system('echo by descriptor')\npathlib.Path('pid').write_text(str(os.getpid()))\n"
+        + PLAIN.read_text()
+    )
     searches.make(
         tmp_path / "results" / "night", {**searches.FILE, "workload": "mine.py", "search": {"lr": [0.01, 0.1]}}
     )
     capfd.readouterr()
-    assert mcp.Server(tmp_path / "results").result("night")["search"]["trials"] == 0
-    printed = capfd.readouterr()
-    assert printed.out == "", "stdout is the client's"
+    assert mcp.Tools(tmp_path / "results").result("night")["search"]["trials"] == 0
+    assert capfd.readouterr().out == "", "stdout is the client's"
     assert int(Path("pid").read_text()) != os.getpid()
 
 
 @pytest.mark.parametrize(
     ("tool", "arguments", "message"),
     [
-        ("dry_run", {"words": ["train", "digits"]}, "words: 'train' is not allowed; allowed: search or compare"),
-        ("dry_run", {"words": ["search", "--force"]}, "words: '--force' is not allowed"),
-        ("dry_run", {"words": ["search", "--stor=x"]}, "words: '--stor=x' is not allowed"),
-        ("dry_run", {"words": ["search", "bad"]}, "Error executing tool dry_run: bad: is not allowed"),
+        (
+            "run",
+            {"command": "train", "words": ["digits"]},
+            "should be 'doctor', 'knobs', 'export', 'search' or 'compare'",
+        ),
+        ("run", {"command": "search", "words": ["--force"]}, "words: '--force' is not allowed"),
+        ("run", {"command": "search", "words": ["--stor=x"]}, "words: '--stor' is not allowed"),
+        ("run", {"command": "search", "words": ["bad"]}, "Error executing tool run: bad: is not allowed"),
         ("status", {"name": "none"}, "name: 'none' is not allowed"),
         ("result", {"name": "../x"}, "name: '../x' is not allowed"),
     ],
@@ -159,12 +163,12 @@ def test_an_agent_finishes_by_tools_alone(tmp_path, monkeypatch):
                 await asyncio.sleep(0.5)
             return started["name"], await call("result", name=started["name"])
 
-        doctor = await call("doctor")
-        knobs = await call("knobs", workload="mine.py", prefix="lr")
-        planned = await call("dry_run", words="search mine.py --trials 2 --budget 1s --confirm 0".split())
+        doctor = await call("run", command="doctor", words=[])
+        knobs = await call("run", command="knobs", words=["--workload=mine.py", "lr"])
+        planned = await call("run", command="search", words="mine.py --trials 2 --budget 1s --confirm 0".split())
         name, found = await finished(planned["token"])
-        best = await call("export", name=name, path=str(tmp_path / "best.yaml"))
-        pairs = await call("dry_run", words="compare mine.py lr=0.03 --budget 1s --pairs 3".split())
+        best = await call("run", command="export", words=[name, f"--out={tmp_path}/best.yaml"])
+        pairs = await call("run", command="compare", words="mine.py lr=0.03 --budget 1s --pairs 3".split())
         _, compared = await finished(pairs["token"])
         return doctor, knobs, planned, found, best, compared
 

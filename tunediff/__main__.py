@@ -13,7 +13,7 @@ from tunediff.config.knobs import nearest
 
 COMMANDS = {
     "search": "search for the configuration with the best result for its training seconds",
-    "report": "write the report of a search, while it runs or after",
+    "report": "write the report of a search or comparison, while it runs or after",
     "export": "write the best configuration of a search, with its weights",
     "train": "train one configuration",
     "evaluate": "judge a model",

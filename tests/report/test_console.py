@@ -126,7 +126,6 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
         return printed[0]
 
     with beating:
-        assert next_line().startswith("starting the workers for ")
         place = searches.write(folder, space, 0, status=None)
         assert re.fullmatch(r"t0000 waits for its workers for \d.*s: they start", next_line())
         (place / progress.DOING).write_text('{"part": "a new one", "since": 0, "work": ""}')

@@ -17,6 +17,7 @@ from tests import comparisons, golden
 from tunediff.analysis.comparison import Comparison
 from tunediff.config import workload
 from tunediff.core.progress import EventLines
+from tunediff.report import __main__ as command
 from tunediff.report import console, context, files, live_table, page, reading, sentences, style, text
 
 OURS = re.compile(r"[Ii]mage|FD|FID|Fr[ée]chet|DDIM|EMA|noise in all trials|[Ll]ower is better|below the baseline")
@@ -164,7 +165,7 @@ def test_what_is_said_of_a_search(name, tmp_path, figures, capsys):
 @pytest.mark.parametrize("name", golden.COMPARISONS)
 def test_what_is_said_of_a_comparison(name, tmp_path, figures):
     folder = comparisons.made(**golden.COMPARISONS[name])
-    page.write_sides(Comparison.read(folder))
+    assert command.main([folder.name]) == 0
     found = reading.of_folder(folder)
     said = parts(
         progress=sentences.progress(found),

@@ -8,8 +8,6 @@ from tunediff.core import text as words
 from tunediff.report import sentences
 from tunediff.report.result import Effect
 
-SPACE = words.SPACE
-
 
 @pytest.mark.parametrize(
     ("values", "text"),
@@ -36,7 +34,7 @@ def test_mean_and_deviation_have_the_digits_of_the_deviation(values, text):
     [(0.38, "38"), (0.004, "0.4"), (0.0004, "0.04"), (0.00094, "0.09"), (0.00096, "0.1"), (-0.0004, "-0.04"), (0, "0")],
 )
 def test_percents_have_a_significant_digit(share, text):
-    assert words.percent(share) == f"{text}{SPACE}%"
+    assert words.percent(share) == f"{text}{words.SPACE}%"
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ class PairedComparison:
     def report(self) -> Path:
         """Write report.html into the folder of the comparison and return its path."""
         with called():
-            return page.write_sides(Comparison.read(self.folder))
+            return page.write_sides(Comparison.read(self.folder), self.folder)
 
     def resume(
         self, address: str | None = None, cpus: int | None = None, progress: bool = True

@@ -8,21 +8,21 @@ from typing import Any
 
 from tunediff.analysis.comparison import Comparison
 from tunediff.core.listeners import Activity, Listener, Say
+from tunediff.experiment.model import is_comparison
 from tunediff.integrations import background, tracking
 
 
 def reports(activity: Activity) -> Iterator[Listener]:
     """Yield what writes the report of a search or a comparison."""
-    write = {"search": _of_search, "compare": _of_comparison}.get(activity.module)
-    if write is not None:
-        yield ReportWriter(activity.folder, write)
+    if activity.module in ("search", "compare"):
+        yield ReportWriter(activity.folder)
 
 
 class ReportWriter(Listener):
-    """Writes the report at the end."""
+    """Writes tables and page at the end."""
 
-    def __init__(self, folder: Path, write: Callable[[Path], object]) -> None:
-        self._folder, self._write = folder, write
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
 
     def search_begin(self, say: Say) -> None:
         self._say = say
@@ -31,27 +31,24 @@ class ReportWriter(Listener):
         if result is not None:
             try:
                 self._say("writing the report")
-                self._write(self._folder)
+                _write(self._folder)
             except ImportError as error:  # a comparison of commands needs nothing that draws
                 self._say(f"no report: {error}")
 
 
-# Imports inside: matplotlib takes seconds, and no search waits for it before its first trial.
-def _of_search(folder: Path) -> None:
+def _write(folder: Path) -> None:
+    # Inside: matplotlib takes seconds, and no search waits for it before its first trial.
     from tunediff.report import context, files, page
 
-    about = context.read(folder, folder.name, folder.parent)
-    files.write_search(about.results)
-    if (confirmed := about.evidence.confirmation) is not None:
-        files.write_search(confirmed.results)
-    page.write_search(about, folder)
-
-
-def _of_comparison(folder: Path) -> None:
-    from tunediff.report import files, page
-
-    files.write_sides(Comparison.read(folder))
-    page.write_sides(Comparison.read(folder))
+    if is_comparison(folder):
+        files.write_sides(compared := Comparison.read(folder))
+        page.write_sides(compared, folder)
+    else:
+        about = context.read(folder, folder.name, folder.parent)
+        files.write_search(about.results)
+        if (confirmed := about.evidence.confirmation) is not None:
+            files.write_search(confirmed.results)
+        page.write_search(about, folder)
 
 
 LISTENERS = (reports, tracking.listeners, background.listeners)

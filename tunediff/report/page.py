@@ -96,17 +96,17 @@ def write_search(about: ReportContext, out: Path) -> Path:
     )
 
 
-def write_sides(comparison: Comparison) -> Path:
-    """Write page and JSON of a comparison into its folder; return the page. Raises `OSError`."""
+def write_sides(comparison: Comparison, out: Path) -> Path:
+    """Write page and JSON of a comparison into `out`; return the page. Raises `OSError`."""
     found = reading.of_sides(comparison)
     length = f"{sides.run_length(comparison)} per run, judged by {found.metric}"
     return _write(
-        comparison.folder,
+        out,
         title=comparison.folder.name,
         about="; ".join([length, *found.workers]),
         state="",
         sections=tables.of_sides(comparison, found),
-        foot="Data: pairs.csv in this folder",
+        foot=f"Data: pairs.csv in {comparison.folder}",
         found=found,
     )
 
