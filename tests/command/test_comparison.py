@@ -325,3 +325,58 @@ def test_what_a_run_leaves_is_what_it_names(program, capsys):
     folder = program / "ray_results" / "left" / "trials" / "t0000"
     assert trial.artifacts(folder) == [folder / "adapter"]
     assert trial_record.read_trial(folder).clock["kind"] == "process"
+
+
+BLOCKS = """
+import random, sys
+random.seed(sys.argv[1] + sys.argv[2])
+print("accuracy: 0.1")  # of a run that warms up
+for run in range(5):
+    print(f"accuracy: {0.9 + 0.05 * (sys.argv[1] == 'b') + 0.01 * random.random():.4f}")
+"""
+
+
+def test_a_process_of_several_runs_is_one_value(program, capsys):
+    Path("train.py").write_text(BLOCKS)
+    words = ["--run", f"{sys.executable} train.py {{side}} {{seed}}", "side=a", "side=b", "--objective", "accuracy",
+             "--mode", "max", "--reduce", "each:1", "--json", "--quiet"]  # fmt: skip
+    assert compare.main([*words, "--outcome", "final"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["sides"]["results_per_process"] == [5, 5]
+    assert result["candidates"][0]["value"] == pytest.approx(0.905, abs=0.004)
+    assert compare.main([*words, "--budget", "5s"]) == 2
+    assert "reduce: 'each:1' is not allowed" in capsys.readouterr().err
+
+
+COLUMNS = """
+import random, sys
+random.seed(sys.argv[1] + sys.argv[2])
+with open(sys.argv[3] + "/log.csv", "w") as file:
+    file.write("step,train_time_ms,loss\\n")
+    for step in range(1, 9):
+        file.write(f"{step},{1000 * step / float(sys.argv[1]) * (1 + 0.01 * random.random())},{1 / step}\\n")
+"""
+
+
+def test_seconds_are_a_column_of_the_file_of_metrics(program, capsys):
+    Path("train.py").write_text(COLUMNS)
+    words = ["--run", f"{sys.executable} train.py {{speed}} {{seed}} {{folder}}", "speed=1", "speed=2", "--objective",
+             "loss", "--metrics", "{folder}/log.csv", "--target", "loss<=0.2", "--json", "--quiet", "--no-check"]  # fmt: skip
+    assert compare.main([*words, "--time", "train_time_ms"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["clock"], result["candidates"][1]["effect"]["value"]) == ("training", pytest.approx(0.5, rel=0.02))
+    assert compare.main([*words, "--time", "seconds"]) == 12
+    reason = json.loads(capsys.readouterr().out)["failure"]["reason"]
+    assert "'seconds' is no number; allowed: a column of the file with its seconds: step, train_time_ms, loss" in reason
+
+
+def test_compiled_code_is_shared_after_a_run_that_does_not_count(program, capsys):
+    said = "import os, sys\nprint('CACHE', os.environ['TRITON_CACHE_DIR'])\n" + NOISY
+    Path("train.py").write_text(said)
+    words = ["--run", RUN, "lr=1", "lr=2", "--pairs", "3", "--name", "x"]
+    assert compared(capsys, *words, "--compile", "shared")[0] == 11
+    folder = Path("ray_results/x")
+    logs = [*folder.glob("warm-up/*/output.log"), *folder.glob("trials/*/output.log")]
+    assert len(logs) == 8
+    assert len({re.search("CACHE (.*)", log.read_text())[1] for log in logs}) == 1
+    assert compare.main([*words, "--compile", "free", "--objective", "loss"]) == 2

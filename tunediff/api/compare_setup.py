@@ -174,6 +174,7 @@ def _of_workloads(
         sides.side_of(words, temporary / side)
         for words, side in zip(side_words, side_files.SIDES, strict=True)
     ]
+    allow(options.compile in ("charged", "free"), "--compile", options.compile, "charged, free")
     named = any(word.startswith("seed=") for words in side_words for word in words)
     named = named or any(config.seed != PAIR_SEED_OFFSET for config in configs)
     if options.seed is not None:

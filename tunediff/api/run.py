@@ -327,7 +327,12 @@ def _backend(comparison: Comparison, options: CompareOptions, say: Say) -> Itera
     run_devices = at_once.as_it_began(comparison.at_once)
     if side_files.of_commands(comparison.folder):
         _say_budget(comparison, say)
-        yield CommandBackend(comparison.folder, comparison.configs, run_devices)
+        commands = CommandBackend(comparison.folder, comparison.configs, run_devices)
+        limit = comparison.experiment.limit
+        if limit.compile == "shared":
+            configs = dict(zip(side_files.SIDES, comparison.configs, strict=True))
+            commands.warm_up(configs, limit.budget, say)
+        yield commands
         return
 
     needs = compare_setup.needs(comparison.configs)

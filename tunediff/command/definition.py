@@ -57,7 +57,11 @@ class CommandSettings(Section):
     metrics: str | None = option(
         None, "a file with it that the command writes, e.g. {folder}/results.json", metavar="FILE"
     )
-    reduce: str = option("last", "last (default), mean:K, min or max of its values")
+    reduce: str = option(
+        "last",
+        "last (default), mean:K, min or max of its values; each: a process prints the results of"
+        " several runs, and their mean is its value (each:1: without the first)",
+    )
     outcome: OutcomeName = option(
         "budget",
         "the value at the budget (default), the final one, or the time until --target (with it)",
@@ -66,7 +70,9 @@ class CommandSettings(Section):
         None, "the clock begins at a line that matches", metavar="PATTERN"
     )
     time: str | None = option(
-        None, "the command's own seconds, e.g. train_time:(\\d+)ms", metavar="PATTERN"
+        None,
+        "the command's own seconds, e.g. train_time:(\\d+)ms, or a column of --metrics",
+        metavar="PATTERN | COLUMN",
     )
     grace: Seconds = option(10.0, "from SIGTERM to SIGKILL (default: 10s)", metavar="SECONDS")
     timeout: Seconds | None = option(
@@ -108,10 +114,13 @@ class CommandDefinition(CommandSettings):
         other_name = "another name, with a pattern for its value"
         allow(is_free, f"{where}: objective", self.objective, other_name)
         MetricPattern(self.objective, self.pattern, f"{where}: pattern")
-        Reduction(self.reduce, f"{where}: reduce")
+        is_block = Reduction(self.reduce, f"{where}: reduce").kind == "each"
+        fits = self.outcome == "final" or not is_block
+        allow(fits, f"{where}: reduce", self.reduce, "each with outcome: final")
         for key in ("clock_from", "time"):
             if (text := getattr(self, key)) is not None:
-                expression(text, f"{where}: {key}", groups=1 if key == "time" else None)
+                one = key == "time" and self.time_column is None
+                expression(text, f"{where}: {key}", groups=1 if one else None)
         if self.target is not None:
             Target.of(self.target, f"{where}: target")
         self.template  # noqa: B018 – refuses what cannot be split
@@ -127,6 +136,13 @@ class CommandDefinition(CommandSettings):
                 f"{where}: gpus: {needs} is not allowed; allowed: at most {available}, the GPUs"
                 " that are there; a command for CPUs needs no {gpus}"
             )
+
+    @property
+    def time_column(self) -> str | None:
+        """Return the column of the file of metrics with the command's own seconds: a text with a
+        group is a pattern of lines."""
+        is_column = self.metrics is not None and "(" not in (self.time or "(")
+        return self.time if is_column else None
 
     @property
     def template(self) -> CommandTemplate:
@@ -153,10 +169,12 @@ class CommandDefinition(CommandSettings):
 
     def clock(self, now: float) -> CommandClock:
         """Return the clock of a run that starts now."""
+        column = self.time_column
         start, seconds = (
-            (text and re.compile(text)) or None for text in (self.clock_from, self.time)
+            (text and re.compile(text)) or None
+            for text in (self.clock_from, None if column else self.time)
         )
-        return CommandClock(now, start, seconds)
+        return CommandClock(now, start, seconds, column)
 
     @property
     def lines(self) -> dict[str, Any]:

@@ -40,7 +40,7 @@ SPLIT = re.compile(
 NAMED = re.compile(rf"([A-Za-z_][\w./-]*)['\"]?\s*[:=]\s*['\"]?(?:{NUMBER})(?!\w)", re.IGNORECASE)
 MOST_NAMED, READ_BYTES, LONGEST_LINE = 8, 1 << 12, 400
 """Names that are said; bytes at the end of a log, and of a line, that are searched for them."""
-REDUCTIONS = "last, mean:K, min, max"
+REDUCTIONS = "last, mean:K, min, max, each, each:K"
 
 
 class Reading(NamedTuple):
@@ -143,16 +143,21 @@ def declared(line: str) -> dict[str, float]:
 
 
 class Reduction:
-    """Turns the values so far into the value that counts: `last`, `mean:K`, `min` or `max`."""
+    """Turns the values so far into the value that counts: `last`, `mean:K`, `min`, `max`, `each`."""
 
     def __init__(self, text: str, where: str) -> None:
-        """`mean:K`: of the last K values. Raises `ConfigError`."""
+        """`mean:K`: of the last K values; `each`: of all, the results of the runs in a process;
+        `each:K`: but the first K, which warm it up. Raises `ConfigError`."""
         kind, colon, count = text.partition(":")
         whole = colon and count.isdigit() and int(count) > 0
-        if not (kind == "mean" and whole) and (colon or kind not in ("last", "min", "max")):
+        plain = not colon and kind in ("last", "min", "max", "each")
+        if not plain and not (whole and kind in ("mean", "each")):
             raise ConfigError(f"{where}: {text!r} is not allowed; allowed: {REDUCTIONS}")
         self.kind = kind
-        self.values: deque[float] = deque(maxlen=int(count) if whole else 1)
+        self.skipped = int(count) if whole and kind == "each" else 0
+        """Values that do not count, of those that follow."""
+        most = None if kind == "each" else int(count) if whole else 1
+        self.values: deque[float] = deque(maxlen=most)
 
     def add(self, value: float) -> float:
         """Take the next value; return the one that counts now."""

@@ -135,6 +135,8 @@ class CommandRun:
     """How many values are enough, as for a check; None: no number of them ends the run."""
     timeout_s: float | None = None
     """Seconds of the process after which it has failed; None: no limit."""
+    cache: Path | None = None
+    """Folder of compiled code that it shares with other runs; None: it has an empty one."""
     resumed: State | None = None
     """What was known at the checkpoint that it goes on from; None: it begins anew."""
 
@@ -157,7 +159,7 @@ class CommandRun:
 
     def environment(self, port: int) -> dict[str, str]:
         """Return the environment of this run."""
-        cache = self.folder / "cache"
+        cache = self.cache or self.folder / "cache"
         added: dict[str, Any] = {
             **worktrees.environment(self.folder),
             "TUNEDIFF_SEED": self.seed,
@@ -166,7 +168,7 @@ class CommandRun:
             "TUNEDIFF_RESUME": int(self.resumed is not None),
             "MASTER_PORT": port,
             "PYTHONUNBUFFERED": 1,  # a process that is killed would lose its last lines
-            # equally cold for every run: a warm cache would favour whichever comes later
+            # equally cold for every run, or equally warm: else it would favour what comes later
             "TORCHINDUCTOR_CACHE_DIR": cache / "inductor",
             "TRITON_CACHE_DIR": cache / "triton",
         }
@@ -201,6 +203,7 @@ class RunReader:
         self._pattern = MetricPattern(definition.objective, definition.pattern, "pattern")
         self._reduction = Reduction(definition.reduce, "reduce")
         self._reduction.values.extend(map(float, state.reduced))
+        self._reduction.skipped *= not state.values
         self._target, self._approach = definition.condition, None
         if self._target is not None:
             # Values that the user has reduced are means already, or meant as they are
@@ -289,7 +292,10 @@ class RunReader:
     def read_file(self, now: float) -> None:
         """Take note of what is new in the file of metrics."""
         for record in self._file.rows() if self._file is not None else ():
-            if (value := value_in(record, self._pattern.name)) is not None:
+            value = value_in(record, self._pattern.name)
+            self.clock.read_record(record, value is not None)
+            self.fault = self.fault or self.clock.fault
+            if value is not None:
                 self._add(value, now)
 
     def _add(self, value: float, now: float) -> None:
@@ -297,6 +303,9 @@ class RunReader:
             self.clock.start(now)
         seconds = self.clock.elapsed_s(now)
         if self.is_enough or seconds > (self.run.limit_s or math.inf):
+            return
+        if self._reduction.skipped:
+            self._reduction.skipped -= 1
             return
         self.values += 1
         self.first_at = self.first_at or now

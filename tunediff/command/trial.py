@@ -6,8 +6,9 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,7 @@ class CommandBackend(Backend):
         partition = ResourcePartition((machine,), tuple(sizes), False, count == 1, at_once=count)
         self.devices = Pool(partition)
         self._folder, self._run_devices = folder, run_devices
+        self._cache: Path | None = None
         self._say: Callable[[str], None] = lambda line: None
         self._lock, self._ended = threading.Lock(), 0
         self._written: dict[Path, WrittenFiles] = {}
@@ -176,6 +178,7 @@ class CommandBackend(Backend):
         config = cfg.configuration_of(trial_record.read_begun(spec.folder))
         assert isinstance(config, CommandSystems)
         command = run_of(config, spec.folder, spec.budget.seconds)
+        command = dataclasses.replace(command, cache=self._cache)
         if self._run_devices:
             device = self._run_devices[spec.run_device]
             device.pin()
@@ -192,6 +195,24 @@ class CommandBackend(Backend):
             self._ended += 1
             if self._ended == PAIR:
                 self._look_at_written()
+
+    def warm_up(
+        self,
+        configs: Mapping[str, CommandSystems],
+        budget_s: float | None,
+        say: Callable[[str], None],
+    ) -> None:
+        """Run each side once, which does not count, so that all runs share what it has compiled."""
+        self._cache = self._folder / "cache"
+        for side, config in configs.items():
+            if (place := self._folder / "warm-up" / side).with_suffix(".done").exists():
+                continue
+            shutil.rmtree(place, ignore_errors=True)  # of a process that was killed
+            command = dataclasses.replace(run_of(config, place, budget_s), cache=self._cache)
+            *_, end = execute(command)
+            assert isinstance(end, End)
+            say(f"{side}: one run to compile, which does not count: {end.status} {end.reason}")
+            place.with_suffix(".done").touch()
 
     def _look_at_written(self) -> None:
         """Warn of files that the first pair has written beside the folders of its runs, in the same

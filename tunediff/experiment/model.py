@@ -97,8 +97,10 @@ class RunLimit(Section):
         "what the budget counts: training seconds (wall, the default), or these times devices"
         " (device)",
     )
-    compile: Literal["charged", "free"] = option(
-        "charged", "whether compiling counts as training (default: charged)"
+    compile: Literal["charged", "free", "cold", "shared"] = option(
+        "charged",
+        "whether compiling counts as training (charged, the default, or free); of commands: cold in"
+        " every run (default), or shared after one run of each side that does not count",
     )
     target: str | None = option(
         None,

@@ -200,7 +200,7 @@ def _of_sides(comparison: Comparison) -> Result:
     folder, rules, limit = comparison.folder, comparison.rules, comparison.experiment.limit
     code, holdout = (sides.content(folder, name) for name in (sides.CODE, sides.HOLDOUT_VALUES))
     ledger = sides.content(folder, sides.LEDGER)
-    candidates = []
+    candidates, results = [], list[int]()
     for one, name, setup_s in zip(
         comparison.candidates, comparison.names, sides.setup_s(comparison), strict=True
     ):
@@ -209,6 +209,7 @@ def _of_sides(comparison: Comparison) -> Result:
             for run in one.runs
             if run.points
         ]
+        results += counts
         found = candidate_of(
             comparison,
             one,
@@ -222,6 +223,7 @@ def _of_sides(comparison: Comparison) -> Result:
         candidates.append(found)
     a, b = comparison.values[:, ~np.isnan(comparison.values).any(axis=0)]
     is_ahead = b < a if comparison.lower_is_better else b > a
+    is_block = sides.of_blocks(comparison)
     by_target = TIME_TO_TARGET if rules.counted == "first" else "train_s"
     return Result(
         **_common(comparison.runs, sides.clocked(comparison), sessions.spent_s(folder)),
@@ -245,6 +247,7 @@ def _of_sides(comparison: Comparison) -> Result:
             seeds_drawn=code.get("drawn", False),
             unseeded=rules.unseeded,
             without_effect=sides.without_effect(comparison),
+            results_per_process=[min(results), max(results)] if is_block and results else [],
             ahead=[int(is_ahead.sum()), len(a)],
             **_quality(comparison),
             judge_digest=comparison.experiment.judge,

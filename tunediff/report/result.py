@@ -208,6 +208,8 @@ class Sides(Part):
     """whether the command takes no seed: the runs of a pair have no more in common than their time"""
     without_effect: list[str]
     """sides with runs that are equal on different seeds"""
+    results_per_process: list[int]
+    """fewest and most, where the mean of several runs in a process is its value; []: it has one"""
     ahead: list[int]
     """pairs in which B was ahead, and all"""
     gates: list[Gate]

@@ -383,6 +383,9 @@ def _of_sides(result: Result) -> list[str]:
     if counts and abs(setup[0] - setup[1]) > 0.02 * (result.budget_s or 0.0):
         spent = f"B spends {text.seconds(setup[1])} and A {text.seconds(setup[0])}"
         said.append(f"Before its first batch {spent}, which the budget does not count.")
+    if sides.results_per_process:
+        many = " to ".join(map(str, dict.fromkeys(sides.results_per_process)))
+        said.append(f"A process is {many} runs, and their mean its value: pairs are of processes.")
     if sides.unseeded:
         said.append("The command takes no seed: pairs are of runs that follow each other.")
     if sides.ledger is not None:
