@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
 from tunediff.api.calls import called, keywords
 from tunediff.command.definition import default_mode
-from tunediff.config import ConfigError
+from tunediff.core import text
 from tunediff.core.options import Options, option, words_option
+from tunediff.core.refusals import allow
 from tunediff.core.target import Target
 from tunediff.experiment.model import Better, Experiment, FinishedRuns, Limit, SequentialTest
-from tunediff.finished import comparison
 from tunediff.finished.comparison import FinishedComparison
 from tunediff.finished.runs import LogFormat, RunReader
 from tunediff.proof import proof
@@ -52,23 +53,22 @@ def judged(options: JudgeOptions) -> Result:
     """Read and judge the runs; write --out; return the result. Raises `ConfigError`."""
     if options.out is not None:
         proof.check_out(options.out)
-    if not options.words:
-        raise ConfigError("command line: nothing is not allowed; allowed: sets of finished runs")
     mode = options.mode or default_mode(options.objective, "--mode")
     target = options.target and Target.of_objective(
         options.target, options.objective, mode, "--target"
     )
     by_time = options.outcome == "time"
-    for name, value, needed in (
-        ("--outcome", "time", target or not by_time), ("--time", None, options.time or not by_time),
-        ("--better", "time", options.time or options.better == "value"),
-        ("--better", "time", options.better == "value" or target or options.margin),
-        ("--sd", options.sd, target or options.sd is None),
+    sets, is_value = len(options.words), options.better == "value"
+    for flag, value, fits, allowed in (
+        ("command line", text.pluralize(sets, "set of runs", "sets of runs"),
+         sets > 1 or (sets and target), "two sets of runs or more, or one with --target"),
+        ("--outcome", "time", not by_time or target, "with --target"),
+        ("--outcome", "time", not by_time or options.time, "with --time"),
+        ("--better", "time", is_value or options.time, "with --time"),
+        ("--better", "time", is_value or target or options.margin, "with --target or --margin"),
+        ("--sd", options.sd, options.sd is None or target, "with --target"),
     ):  # fmt: skip
-        if not needed:
-            raise ConfigError(
-                f"{name}: {value} is not allowed; allowed: with --target (or --margin) and --time"
-            )
+        allow(bool(fits), flag, value, allowed)
     experiment = Experiment(
         kind="finished", objective=options.objective, mode=mode,
         candidates={str(index): name for index, name in enumerate(_names(options.words))},
@@ -81,19 +81,18 @@ def judged(options: JudgeOptions) -> Result:
     found = finished.result(options.out.name if options.out is not None else "judge")
     if options.out is None:
         return found
-    comparison.write(finished, found, options.out)
-    files = {"results": str(options.out), "report": str(options.out / PAGE)}
-    return found.model_copy(update={"files": files})
+    finished.write(found, options.out)
+    return found.model_copy(
+        update={"files": {"results": str(options.out), "report": str(options.out / PAGE)}}
+    )
 
 
 def _names(words: tuple[str, ...]) -> list[str]:
     """Return what tells sets apart: their paths without the folders and the ends that all share."""
     parts = [Path(word).parts for word in words]
-    while len(words) > 1 and all(len(of) > 1 and of[0] == parts[0][0] for of in parts):
-        parts = [of[1:] for of in parts]
-    while len(words) > 1 and all(len(of) > 1 and of[-1] == parts[0][-1] for of in parts):
-        parts = [of[:-1] for of in parts]
-    return ["/".join(of) for of in parts]
+    first = len(os.path.commonprefix(parts))  # noqa: RUF071  of parts, not of characters
+    last = len(os.path.commonprefix([of[::-1] for of in parts]))  # noqa: RUF071
+    return ["/".join(of[first : len(of) - last] or of[-1:]) for of in parts]
 
 
 @keywords(JudgeKeywords)

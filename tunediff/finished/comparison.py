@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from tunediff.command.metrics import expression
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.outcomes import Verdict
+from tunediff.core.refusals import allow
 from tunediff.core.target import Target
+from tunediff.core.text import pluralize
 from tunediff.experiment.model import Experiment, FinishedRuns
 from tunediff.finished import statistics, words
 from tunediff.finished.runs import FinishedRun
@@ -46,11 +49,13 @@ class FinishedComparison:
         self.quality_level = self.rule.level if is_one_sided else self.rule.level / 2
         """Level of the tests of quality, which only one side of the level decides."""
         self.counted = [[run for run in runs if run.value is not None] for runs in sets]
-        if self.is_single and target is None:
-            raise ConfigError("command line: one set of runs: needs another one, or a --target")
         for name, runs in zip(self.names, self.counted, strict=True):
-            if len(runs) < 2:
-                raise ConfigError(f"{name}: {len(runs)} run has a value; allowed: two or more")
+            allow(
+                len(runs) > 1,
+                name,
+                pluralize(len(runs), "run with a value", "runs with a value"),
+                "two or more",
+            )
         self.pattern = (
             expression(self.how.paired_by, "--paired-by", groups=1) if self.how.paired_by else None
         )
@@ -64,12 +69,11 @@ class FinishedComparison:
         """Return the seconds of runs, longer than any where the target was never met."""
         return np.array([math.inf if run.seconds is None else run.seconds for run in runs])
 
-    def _by_pair(self, index: int) -> dict[str, FinishedRun]:
+    def _by_pair(self, index: int, pattern: re.Pattern[str]) -> dict[str, FinishedRun]:
         """Return the runs of a set by the names of their pairs. Raises `ConfigError`."""
-        assert self.pattern is not None
         runs = dict[str, FinishedRun]()
         for run in self.counted[index]:
-            match = self.pattern.search(run.name)
+            match = pattern.search(run.name)
             if match is None or runs.setdefault(match[1], run) is not run:
                 what = "no pair" if match is None else f"the pair of {runs[match[1]].name}"
                 raise ConfigError(f"--paired-by: {self.names[index]}: {run.name} has {what}")
@@ -86,14 +90,12 @@ class FinishedComparison:
         }
         sides = [self.counted[0], runs] if index else [runs]
         if index and self.pattern is not None:
-            pairs = [self._by_pair(0), self._by_pair(index)]
+            pairs = [self._by_pair(side, self.pattern) for side in (0, index)]
             keys = dict.fromkeys(key for key in pairs[0] if key in pairs[1])
             sides = [[of[key] for key in keys] for of in pairs]
             irregular["unpaired"] = [r for of in pairs for k, r in of.items() if k not in keys]
-            if len(keys) < 2:
-                raise ConfigError(
-                    f"--paired-by: {self.names[index]}: {len(keys)} pairs with {self.names[0]}"
-                )
+            both = f"--paired-by: {self.names[0]} and {self.names[index]}"
+            allow(len(keys) > 1, both, pluralize(len(keys), "pair"), "two or more")
         samples = [self._values(side) for side in sides]
         if index:
             tests = self._tests(*sides)
@@ -106,7 +108,7 @@ class FinishedComparison:
         lengths = [run.length for run in runs if run.length is not None]
         evaluations, repeated = [run.evaluations for run in runs], None
         decides = tests.get("meets_target" if self.is_single else self.deciding)
-        if decides is not None and decides.error is not None:
+        if decides is not None and decides.resolution is not None:
             sided, counts = self.rule.one_sided or self.is_single, list(map(len, samples))
             repeated = statistics.p_if_repeated(decides.p, counts, sided)
         return FinishedSet(
@@ -167,8 +169,8 @@ class FinishedComparison:
             return Verdict.WORSE
         # Less time counts if the values are shown to be good enough
         gates = [one.tests.get(name) for name in ("meets_target", "no_worse") if self.by_time]
-        is_good = all(gate.shown for gate in gates if gate is not None)
-        return Verdict.BETTER if is_good else Verdict.NOT_SHOWN
+        is_shown = all(gate.shown for gate in gates if gate is not None)
+        return Verdict.BETTER if is_shown else Verdict.NOT_SHOWN
 
     def _candidates(self, sets: Sequence[FinishedSet]) -> list[Candidate]:
         """Return the sets as candidates, with p-values that are corrected over all of them."""
@@ -180,12 +182,12 @@ class FinishedComparison:
                 of[np.isfinite(of)].tolist() for of in (self._values(runs), self._seconds(runs))
             )
             compared = seconds if self.by_time else values
-            irregular = [len(one.irregular.get(what, ())) for what in ("diverged", "missed")]
             candidates.append(
                 Candidate(
                     name=self.names[index], configuration={}, trial=None,
                     verdict=self._verdict(one, effect) if index else Verdict.BASELINE,
-                    runs=len(self.sets[index]), failures=sum(irregular),
+                    runs=len(self.sets[index]),
+                    failures=sum(len(one.irregular.get(n, ())) for n in ("diverged", "missed")),
                     value=mean(compared), sd=sd(compared), values=compared, effect=effect,
                     speedup=None, evaluations=sum(one.evaluations) / 2,
                     others={self.experiment.objective: values} if self.by_time else {},
@@ -222,15 +224,13 @@ class FinishedComparison:
         )  # fmt: skip
         return found.model_copy(update={"summary": words.summary(found)})
 
-
-# ---- the folder
-def write(comparison: FinishedComparison, found: Result, folder: Path) -> None:
-    """Write experiment, parsed numbers, result and page into a new folder. Raises `OSError`."""
-    for index, runs in enumerate(comparison.sets):
-        rows = [json.dumps(run._asdict()) for run in runs]
-        write_text(folder / RUNS / f"{index}.jsonl", "\n".join(rows) + "\n")
-    comparison.experiment.write(folder)
-    page.write_finished(folder, found)
+    def write(self, found: Result, folder: Path) -> None:
+        """Write experiment, parsed numbers, result and page into a new folder. Raises `OSError`."""
+        for index, runs in enumerate(self.sets):
+            rows = [json.dumps(run._asdict()) for run in runs]
+            write_text(folder / RUNS / f"{index}.jsonl", "\n".join(rows) + "\n")
+        self.experiment.write(folder)
+        page.write_finished(folder, found)
 
 
 def verify(folder: Path) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def verify(folder: Path) -> dict[str, Any]:
     experiment = Experiment.read(folder)
     files = (folder / RUNS / f"{index}.jsonl" for index in experiment.candidates)
     sets = [
-        [FinishedRun(**json.loads(line)) for line in file.read_text().splitlines()]
+        [FinishedRun(**row) for row in map(json.loads, file.read_text().splitlines())]
         for file in files
     ]
     found = reading.as_json(FinishedComparison(experiment, sets).result(folder.name))

@@ -74,8 +74,9 @@ class RunReader(LogFormat):
         """Return the runs of a folder, a pattern of file names, or a file. Raises `ConfigError`."""
         files = [Path(name) for name in sorted(glob.glob(source, recursive=True))]
         if len(files) == 1 and files[0].is_dir():
-            found = sorted(files[0].rglob("*"))
-            files = [path for path in found if path.suffix in (*TEXTS, *TABLES)]
+            files = [
+                path for path in sorted(files[0].rglob("*")) if path.suffix in (*TEXTS, *TABLES)
+            ]
         files = [path for path in files if path.is_file()]
         if not files:
             raise ConfigError(f"{source}: has no logs; allowed: a folder, a glob, a file")
@@ -91,8 +92,11 @@ class RunReader(LogFormat):
         return runs
 
     def _run(self, path: Path, name: str, records: Sequence[Record]) -> FinishedRun:
-        values = ((value_in(record, self.objective), record) for record in records)
-        curve = [(value, record) for value, record in values if value is not None]
+        curve = [
+            (value, record)
+            for record in records
+            if (value := value_in(record, self.objective)) is not None
+        ]
         if not curve:
             return FinishedRun(name)
         reduction, last = Reduction(self.reduce, "--reduce"), curve[-1][1]
@@ -163,11 +167,11 @@ class RunReader(LogFormat):
             yield {name: value, self.time or "": seconds, "step": length and length[1]}
 
     def _not_understood(self, path: Path) -> str:
-        lines = path.read_text(errors="replace").splitlines()[:SHOWN_LINES]
         tried = f"--pattern {self.pattern!r}" if self.pattern else f"{self.objective!r} by its name"
-        shown = "".join(f"\n  | {line[:120]}" for line in lines)
-        named = MetricPattern.named_in(path, self.objective)
-        return f"{path}: has no value of {self.objective}; tried: {tried}{named}; it begins:{shown}"
+        tried += MetricPattern.named_in(path, self.objective)
+        lines = path.read_text(errors="replace").splitlines()[:SHOWN_LINES]
+        said = f"{path}: has no value of {self.objective}; tried: {tried}; it begins:"
+        return "\n  | ".join([said, *(line[:120] for line in lines)])
 
 
 def _seconds_in(match: re.Match[str]) -> float:

@@ -37,20 +37,19 @@ def _mean_error(values: Values, step: float) -> float:
 
 def _test(
     method: str, offset: float, error: float, freedom: float, level: float, one_sided: bool,
-    bound: float, sign: float, scale: Scale,
+    bound: float = 0.0, sign: float = 1.0, ratios: bool = False,
 ) -> Test:  # fmt: skip
     """Return the t-test (freedom = ∞: z-test) of an offset against `bound`: whether it is smaller,
     or for the sign −1 whether its negative is. Its interval is of 1 − level, of a one-sided test of
     1 − 2 × level."""
     t = (sign * offset - bound) / error
     p = float(special.stdtr(freedom, t if one_sided else -abs(t))) * (1 if one_sided else 2)
-    half = quantile(1 - level / (1 if one_sided else 2), freedom) * error
+    half, scale = quantile(1 - level / (1 if one_sided else 2), freedom) * error, Scale(ratios)
     return Test(
         kind="ratio" if scale.ratios else "difference", value=scale.back(offset),
         low=scale.back(offset - half), high=scale.back(offset + half),
         resolution=scale.size(detectable(error, freedom, level, one_sided)),
-        p=p, method=method, shown=p < level, ahead=t < 0, error=error,
-        freedom=freedom if math.isfinite(freedom) else None,
+        p=p, method=method, shown=p < level, ahead=t < 0,
     )  # fmt: skip
 
 
@@ -79,7 +78,7 @@ def compare(
         for part, (values, _) in zip(errors, samples, strict=True)
     )
     offset, method = float(y.mean() - x.mean()), "paired_t" if paired else "welch"
-    return _test(method, offset, error, freedom, level, one_sided, bound, sign, scale)
+    return _test(method, offset, error, freedom, level, one_sided, bound, sign, ratios)
 
 
 def _by_ranks(a: Values, b: Values, level: float, one_sided: bool, paired: bool) -> Test:
@@ -109,8 +108,7 @@ def against(
     error = _mean_error(values, printed_step(values))
     if sd is not None:
         method, freedom, error = "z", math.inf, sd / math.sqrt(len(values))
-    offset, scale = float(values.mean()) - number, Scale(ratios=False)
-    return _test(method, offset, error, freedom, level, True, 0.0, sign, scale)
+    return _test(method, float(values.mean()) - number, error, freedom, level, True, sign=sign)
 
 
 # ---- power
@@ -153,8 +151,10 @@ def p_if_repeated(p: float, counts: Sequence[int], one_sided: bool) -> float:
     """
     draw, longest = np.random.default_rng(0), max(counts)
     series, block = min(SIMULATIONS, MOST_DRAWN // longest), max(1, BLOCK // longest)
-    sizes = [min(block, series - begin) for begin in range(0, series, block)]
-    return sum(_reached(p, counts, one_sided, size, draw) for size in sizes) / series
+    return sum(
+        _reached(p, counts, one_sided, min(block, series - begin), draw)
+        for begin in range(0, series, block)
+    ) / series  # fmt: skip
 
 
 def _reached(

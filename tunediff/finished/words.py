@@ -30,10 +30,13 @@ def summary(result: Result) -> list[str]:
     lines = [_verdict(result, one, of) for one, of in both[1:]]
     for one, of in both:
         lines += [f"{one.name}: {note}." for note in _notes(result, one, of)]
-    if len({tuple(of.evaluations) for of in sets}) > 1:
-        lines.append("The sets are evaluated unequally often: more values have more luck.")
-    if len({tuple(of.lengths) for of in sets if of.lengths}) > 1:
-        lines.append("The sets are of unequal length in steps.")
+    unequal = {
+        "evaluated unequally often: more values have more luck": {
+            str(of.evaluations) for of in sets
+        },
+        "of unequal length in steps": {str(of.lengths) for of in sets if of.lengths},
+    }
+    lines += [f"The sets are {how}." for how, seen in unequal.items() if len(seen) > 1]
     return [*lines, UNKNOWN]
 
 

@@ -113,15 +113,14 @@ def write_sides(comparison: Comparison, out: Path) -> Path:
 
 def write_finished(folder: Path, found: Result) -> Path:
     """Write page and JSON of finished runs into a folder; return the page. Raises `OSError`."""
-    first, *more = found.summary
+    first, *more = (sections.block("p", line) for line in found.summary)
     rows = sections.table(candidates_table(found), words=2, stacks=True)
-    blocks = [sections.block("lead", first), rows, *(sections.block("p", line) for line in more)]
     return _write(
         folder,
         title=folder.name,
         about=f"{found.runs} finished runs, by {found.objective}",
         state="",
-        sections=[("result", "Result", blocks)],
+        sections=[("result", "Result", [first | {"kind": "lead"}, rows, *more])],
         foot="Data: runs/ in this folder",
         found=found,
     )

@@ -230,9 +230,6 @@ class Test(Effect):
     shown: bool
     """whether p is below its level; ahead: whether the estimate is on the better side"""
     ahead: bool
-    error: float | None = None
-    """standard error and degrees of freedom, of the logarithm for a ratio; null: by ranks, or known"""
-    freedom: float | None = None
 
 
 class FinishedSet(Part):
