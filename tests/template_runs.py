@@ -92,10 +92,8 @@ def spawn(connection, content):
 PARENT = """
 import os, sys, time
 from tunediff.core.template import Template
-from tunediff.core.template_base import base
 from tests import template_runs
-forks = base(getattr(template_runs, sys.argv[2])) if sys.argv[2] else None
-template = Template(template_runs.prepare, [], shared=sys.argv[1], base=forks)
+template = Template(template_runs.prepare, [], shared=sys.argv[1])
 run = template.start(template_runs.spawn, "waits")
 if not os.fork():  # holds the connections open when its parent is gone
     time.sleep(600)

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,27 +12,19 @@ import psutil
 import pytest
 
 from tests import template_runs
-from tunediff.core import template_base
 from tunediff.core.template import Template, TemplateError
 
 
 @contextlib.contextmanager
 def template(*acts, base=None):
-    with Template(template_runs.prepare, acts, base=base and template_base.base(base)) as made:
+    with Template(template_runs.prepare, acts, base=base) as made:
         yield made
 
 
-BASES = {"": None, "of a base": template_runs.prepare_base}
-of_bases = pytest.mark.parametrize("base", BASES.values(), ids=BASES)
-
-
-@pytest.fixture(
-    scope="module", params=[([], ""), (["thread"], ""), ([], "of a base"), (["thread"], "of a base")], ids=str
-)
+@pytest.fixture(scope="module", params=["", "thread"])
 def reused(request):
     """Templates whose runs are forked, and those whose file has started a thread."""
-    acts, base = request.param
-    with template(*acts, base=BASES[base]) as made:
+    with template(request.param) as made:
         yield made
 
 
@@ -93,36 +84,25 @@ def test_a_run_that_fails_says_why_and_harms_no_other(reused, function, content,
     ("act", "reason"),
     [("fails", "^ValueError: no such file$"), ("dies", "^the template of the run was killed by SIGKILL$")],
 )
-@of_bases
-def test_a_template_that_cannot_be_prepared_says_why(act, reason, base):
-    with template(act, base=base) as made, pytest.raises(TemplateError, match=reason):
+def test_a_template_that_cannot_be_prepared_says_why(act, reason):
+    with template(act) as made, pytest.raises(TemplateError, match=reason):
         made.start(template_runs.echo, "a")
 
 
-def test_a_template_whose_parent_is_gone_at_once_ends_without_a_word():
-    here, there = socket.socketpair()
-    here.sendall(b'{"path"')  # the command is interrupted while its templates start
-    here.close()
-    words = [sys.executable, "-m", "tunediff.core.template_server", str(there.fileno()), str(os.getpid()), ""]
-    ended = subprocess.run(words, pass_fds=[there.fileno()], capture_output=True, text=True)
-    there.close()
-    assert (ended.returncode, ended.stderr) == (0, "")
+def test_a_template_that_hangs_while_it_prepares_can_be_ended(tmp_path):
+    file = tmp_path / "of.pid"
+    with template(str(file), "hangs") as made:
+        threading.Timer(0.5, made.kill_run).start()
+        with pytest.raises(TemplateError, match="the template of the run has died"):
+            made.ready()
+    assert not file.exists() or gone(int(file.read_text()))
 
 
-@of_bases
-def test_a_template_that_hangs_while_it_prepares_can_be_ended(base):
-    made = Template(template_runs.prepare, ["hangs"], base=base and template_base.base(base))
-    threading.Timer(0.5, made._process.kill).start()
-    with pytest.raises(TemplateError, match="was killed by SIGKILL"):
+def test_a_template_killed_between_two_runs_is_noticed(tmp_path):
+    file = tmp_path / "of.pid"
+    with template(str(file)) as made:
         made.ready()
-    made.close()
-
-
-@of_bases
-def test_a_template_killed_between_two_runs_is_noticed(base):
-    with template(base=base) as made:
-        made.ready()
-        psutil.Process(made._process.pid).kill()
+        psutil.Process(int(file.read_text())).kill()
         with pytest.raises(TemplateError, match="template of the run was killed"):
             made.start(template_runs.echo, "a")
         assert not made.alive
@@ -135,9 +115,8 @@ def test_what_a_run_started_ends_with_it(reused):
     assert gone(*pids[1:])
 
 
-@of_bases
-def test_closing_a_template_ends_its_run(base):
-    with template(base=base) as made:
+def test_closing_a_template_ends_its_run():
+    with template() as made:
         pids = made.start(template_runs.spawn, "waits").receive()
     assert gone(*pids)
 
@@ -170,35 +149,14 @@ def test_a_parent_that_leaves_a_shared_template_takes_its_run_alone(tmp_path):
         psutil.Process(pids[0]).kill()
         assert gone(pids[0])
         assert not stays.alive
-        with pytest.raises(TemplateError, match="the template of the run has died"):
+        with pytest.raises(TemplateError, match="the template of the run was killed by SIGKILL"):
             stays.start(template_runs.echo, "a")
     with Template(template_runs.prepare, [], shared=name) as new:
         assert new.start(template_runs.echo, "again").receive()[0] == "again"
 
 
-TOGETHER = """
-import socket
-held, send = [], socket.socket.sendall
-def sendall(self, line):
-    held.append(line)
-    if b"taken" not in line:
-        send(self, b"".join(held))
-        held.clear()
-socket.socket.sendall = sendall
-"""
-
-
-def test_replies_that_arrive_together_are_both_seen(tmp_path, monkeypatch):
-    (tmp_path / "sitecustomize.py").write_text(TOGETHER)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    with Template(template_runs.prepare, [], shared=str(tmp_path)) as quick:
-        quick.ready(within_s=100.0)
-        assert quick.start(template_runs.echo, "a").receive()[0] == "a"
-
-
 HANGS = """
 import sys
-from tunediff.core import template_base
 from tests import template_runs
 from tunediff.core.template import Template
 template = Template(template_runs.prepare, [sys.argv[1], "hangs"], shared=sys.argv[1])
@@ -234,7 +192,7 @@ def test_templates_of_a_base_have_what_it_has_imported_and_the_state_of_their_pa
     (tmp_path / "loaded.py").write_text("import os; os.environ['LOADED'] = '1'")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    base, cores = BASES["of a base"], os.sched_getaffinity(0)
+    base, cores = template_runs.prepare_base, os.sched_getaffinity(0)
     with template(str(tmp_path / "loaded.py"), base=base) as one:
         first = one.start(template_runs.origin, None).receive()
         monkeypatch.setenv("TUNEDIFF_OTHER", "2")
@@ -251,12 +209,11 @@ def test_templates_of_a_base_have_what_it_has_imported_and_the_state_of_their_pa
     assert str(tmp_path) not in first["path of base"]
 
 
-@pytest.mark.parametrize("shared", ["", "shared", "of a base"])
+@pytest.mark.parametrize("shared", ["", "shared"])
 @pytest.mark.parametrize("killed", ["parent", "template"])
 def test_nothing_outlives_its_parent(killed, shared, tmp_path):
-    name = str(tmp_path) if shared == "shared" else ""
     process = subprocess.Popen(
-        [sys.executable, "-c", template_runs.PARENT, name, "prepare_base" if BASES.get(shared) else ""],
+        [sys.executable, "-c", template_runs.PARENT, shared and str(tmp_path)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=os.getcwd(),

@@ -124,10 +124,7 @@ def measuring(
     check_writable("--storage", request.folder)
     if space.workload.file is not None or quiet or options.address:
         return None
-    if space.baseline.parallel.processes > 1:  # its template ends with the thread that starts it
-        measured.set_result(measure(space, say, templates))
-        return measured
-    templates.prepare(space.workload.name)  # in this thread, which lives as long as the search
+    templates.prepare(space.workload.name)
 
     def target() -> None:
         try:

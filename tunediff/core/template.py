@@ -3,21 +3,24 @@
 A template is a process that has imported what its runs need. A run is forked from it, so that it
 starts in a fraction of a second and what it does to its process ends with it:
 
-    parent                            template                     run
-    Template(PREPARE, options) ────►  calls PREPARE(options)
-    .start(function, content) ─────►  forks  ───────────────────►  function(connection, content)
-    run.receive(), run.send()  ◄────────────────────────────────►  connection
-                               ◄────  exit status  ◄─────────────  ends
+    parent                            base                template                run
+    Template(PREPARE, options) ────►  forks  ──────────►  calls PREPARE(options)
+    .start(function, content) ─────────────────────────►  forks  ──────────────►  function(connection, content)
+    run.receive(), run.send()  ◄───────────────────────────────────────────────►  connection
+                               ◄────  exit status of a template, of a run  ◄────  ends
 
-Nothing survives its parent: the kernel kills the template when its parent dies, and the run when
-its template dies. What a run has started in its process group ends with the run.
+The base has imported what is the same for all templates, such as torch, and none of the user's
+files. A process has one base at most, from its first template on. Parents on one machine that agree
+on a name have the same base, and those of them that prepare alike the same template: their runs
+share its memory.
 
-A shared template has several parents on one machine, whose runs share the memory of what it has
-prepared. It ends the run of a parent that is gone, and itself when all are.
+Nothing survives its parent. The kernel kills a template when its base dies, a run when its template
+dies, each with its process group; a base ends the templates, and a template the run, of parents that
+are gone, and a base ends when all are.
 
 Where a fork is not safe, each run gets a process that prepares anew. Python's
 `multiprocessing.forkserver` is the model.
-"""
+"""  # fmt: skip
 
 from __future__ import annotations
 
@@ -26,18 +29,31 @@ import hashlib
 import json
 import multiprocessing.connection
 import os
+import pickle
 import signal
+import site
 import socket
+import subprocess
 import sys
+import sysconfig
 import threading
+import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import IO, Any
 
+from tunediff.core import environment
 from tunediff.core.errors import Failure
-from tunediff.core.template_process import Base, TemplateProcess, environment_of_templates, spawned
-from tunediff.core.template_run import name_of
-from tunediff.core.template_server import is_same_user, json_line
+from tunediff.core.template_server import LONGEST, end_group, is_same_user
+
+_READ_LATER = ("CUDA_", "PYTEST_", "RAY_", "TUNEDIFF_")
+"""Beginnings of environment variables that no import reads: a template has its parent's."""
+_PROCESS = uuid.uuid4().hex
+_turn = threading.Lock()
+_held: tuple[str, socket.socket] | None = None
+"""Name of this process's base, and a connection that lets it live."""
 
 
 class TemplateError(RuntimeError):
@@ -48,17 +64,12 @@ class TemplateError(RuntimeError):
         self.failure = failure
 
 
-# ---- the parent's side
 class TemplateRun:
     """A run of a template, as the parent sees it."""
 
     def __init__(self, template: Template, connection: Connection, pid: int) -> None:
         self._template, self._connection, self.pid = template, connection, pid
         self._sending = threading.Lock()
-
-    def control(self) -> socket.socket:
-        """Return its connection as a socket: that of a run which is a template itself."""
-        return socket.socket(fileno=os.dup(self._connection.fileno()))
 
     def send(self, message: Any) -> None:
         """Send a message, from any thread; dropped if the run has ended."""
@@ -98,19 +109,18 @@ class Template:
     def __init__(
         self, prepare: Callable[[Any], str | None] | None = None, options: Any = None, output: IO[bytes] | None = None,
         shared: str = "", path: Sequence[str] | None = None,
-        variables: Mapping[str, str] | None = None, base: Base | None = None,
+        variables: Mapping[str, str] | None = None, base: Callable[[Any], object] | None = None,
     ) -> None:  # fmt: skip
-        """`prepare`: a function of a module, called with `options` (of JSON) before the first
-        fork; it may return why a fork is not safe. `output`: for stdout and stderr of all runs;
-        without it, both are this process's stderr. `shared`: name under which processes of
-        this machine share it, if they prepare alike. `path`: its `sys.path`; None: that of this
-        process. `variables`: of the environment that it is started with. `base`: forks
-        it from a process that has imported what it needs, unless it is shared."""
-        self._prepare = name_of(prepare) if prepare is not None else ""
-        self._options, self._output = options, output
-        self._path, self._variables = path, dict(variables or {})
-        self._shared = shared if sys.platform == "linux" else ""
-        self._base = base if sys.platform == "linux" and not shared else None
+        """`prepare`: a function of a module, called with `options` before the first fork; it may
+        return why a fork is not safe. `output`: for stdout and stderr of all runs; without it, both
+        are this process's stderr. `shared`: name under which processes of this machine share it, if
+        they prepare alike. `path`: its `sys.path`; None: that of this process. `variables`: of the
+        environment that it is started with. `base`: a function of a module, with which the base
+        imports what templates need."""
+        self._asked = pickle.dumps((prepare, options))
+        self._path = list(sys.path if path is None else path)
+        self._streams = [2 if output is None else output.fileno()] * 2
+        self._shared, self._base, self._variables = shared, base, dict(variables or {})
         self.unsafe = ""
         """Why each run gets a process that prepares anew; '' if runs are forked."""
         self.prepared_s = 0.0
@@ -118,46 +128,17 @@ class Template:
         self._launch()
 
     def _launch(self) -> None:
-        self._ready, self._run_pid = False, 0
-        self._process: TemplateProcess | None = None
-        hello = {"prepare": self._prepare, "options": self._options}
-        hello["path"] = list(sys.path if self._path is None else self._path)
-        address = _address(self._shared, hello) if self._shared else ""
-        while not (address and self._connect(address)):
-            self._start_process(address, hello)
-            # Another process may have been first to start the shared one
-            if not (address and self._reply().get("taken")):
-                break
-            self.hang_up()
+        self._ready, self._run_pid, self._is_used = False, 0, False
+        given = self._variables | _environment()
+        self.control = _connected(self._shared, self._base, given)
+        hello = {"prepare": self._asked, "path": self._path, "environment": given}
+        hello |= {"folder": _folder(), "cores": os.sched_getaffinity(0)}
+        known = hashlib.sha256(repr((self._asked, self._path)).encode()).hexdigest()
+        self._tell(known if self._shared else "", hello, self._streams)
 
-    def _connect(self, address: str) -> bool:
-        """Connect to a shared template, if there is one."""
-        self.control = socket.socket(socket.AF_UNIX)
-        self._replies = self.control.makefile("rb", 0)  # a second line stays where `wait` sees it
-        try:
-            self.control.connect(address)
-        except OSError:
-            self.hang_up()
-            return False
-        if not is_same_user(self.control):
-            raise TemplateError(Failure("another user has the address of the template"))
-        return True
-
-    def hang_up(self) -> None:
-        """End the connection to its process, and so one that is not shared, and its run."""
-        self._replies.close()
-        self.control.close()
-
-    def _start_process(self, address: str, hello: Mapping[str, Any]) -> None:
-        environment = self._variables | environment_of_templates()
-        forked = self._base(self._output, environment) if self._base is not None else None
-        self._process, self.control = forked or spawned(self._output, environment, address)
-        self._replies = self.control.makefile("rb", 0)
-        if address:  # it has forked itself, so that it is nobody's child
-            self._process.wait()
-            self._process = None
-        with contextlib.suppress(OSError):  # it has died, as the first reply says
-            self.control.sendall(json_line(hello))
+    def _tell(self, about: str, what: Any, descriptors: Sequence[int]) -> None:
+        with contextlib.suppress(ConnectionError):  # it has died, as the first reply says
+            socket.send_fds(self.control, [pickle.dumps((about, what))], descriptors)
 
     def ready(self, within_s: float | None = None) -> None:
         """Wait until the template is prepared. Raises `TemplateError` if it fails or dies, and
@@ -166,13 +147,13 @@ class Template:
             return
         if not multiprocessing.connection.wait([self.control], within_s):
             raise TimeoutError(f"not prepared within {within_s:.0f} s")
-        reply = self._reply()
-        if "failed" in reply:
+        facts = self._reply()
+        if "failed" in facts:
             self.close()
-            raise TemplateError(Failure(**reply["failed"]))
-        self.unsafe, self.prepared_s, self._ready = reply["unsafe"], reply["seconds"], True
+            raise TemplateError(facts["failed"])
+        self.unsafe, self.prepared_s, self._ready = facts["unsafe"], facts["seconds"], True
         if self.unsafe and self._shared:  # each run prepares anew
-            self.hang_up()
+            self.close()
             self._shared = ""
             self._launch()
             self.ready(within_s)
@@ -185,82 +166,62 @@ class Template:
     ) -> TemplateRun:  # fmt: skip
         """Start a run that calls `function(connection, content)`; one at a time.
 
-        `before`: a function that the template calls before it forks, and its argument, of JSON.
+        `before`: a function that the template calls before it forks, and its argument.
         `variables`: of the run's environment. `streams`: descriptors of its stdout and stderr,
         instead of the template's. Raises `TemplateError`, and TimeoutError for a template that is
         not prepared in time.
         """
-        if self.unsafe and not self._lives:  # it was used for a run
+        if self._is_used:
             self.close()
             self._launch()
         self.ready(within_s)
         ours, theirs = socket.socketpair()
-        first = (name_of(before[0]), before[1]) if before is not None else None
-        request = json_line({"function": name_of(function), "before": first})
-        environment = environment_of_templates() | dict(variables or {})
-        if self._shared and not streams:
-            streams = [1, 2] if self._output is None else [self._output.fileno()] * 2
-        with theirs, contextlib.suppress(OSError):
-            socket.send_fds(self.control, [request], [theirs.fileno(), *streams])
-        if not self.unsafe:
-            self._run_pid = self._reply()["pid"]
+        with theirs:
+            self._tell("run", pickle.dumps(before), [theirs.fileno(), *(streams or self._streams)])
+        self._run_pid, self._is_used = self._reply(), bool(self.unsafe)
         run = TemplateRun(self, Connection(ours.detach()), self._run_pid)
-        folder = ""
-        with contextlib.suppress(OSError):  # it may be gone
-            folder = os.getcwd()
-        run.send((environment, folder, content))
+        given = _environment() | dict(variables or {})
+        run.send((given, _folder(), pickle.dumps((function, content))))
         return run
 
     def wait_for_run(self) -> int:
         """Return the exit status of the run that was started last."""
-        if self.unsafe:
-            assert self._process is not None
-            status = self._process.wait()
-            self._kill_groups()
-        else:
-            status = self._reply()["status"]
+        status: int = self._reply()
         self._run_pid = 0
         return status
 
     def terminate_run(self) -> None:
         """Send SIGTERM to the run that was started last."""
-        pid = self._process.pid if self.unsafe and self._process is not None else self._run_pid
-        if pid:
+        if self._run_pid:
             with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGTERM)
+                os.kill(self._run_pid, signal.SIGTERM)
 
     def kill_run(self) -> None:
-        """End the run at once, in any thread; a template that does not get ready ends instead."""
-        if self._process is not None and (self.unsafe or not self._ready):
-            self._process.kill()
-        elif not self._ready:  # a shared one, which others wait for
-            with contextlib.suppress(OSError):
-                self.control.shutdown(socket.SHUT_RDWR)
-        elif self._run_pid:
-            with contextlib.suppress(OSError):
-                os.killpg(self._run_pid, signal.SIGKILL)
+        """End the run at once, in any thread; a template that does not get ready ends instead,
+        unless others wait for it."""
+        if self._run_pid:
+            end_group(self._run_pid)
+        elif not self._ready:
+            self._hang_up()
 
     @property
     def alive(self) -> bool:
         """Return whether it can start a run."""
-        return bool(self.unsafe) or self._lives
-
-    @property
-    def _lives(self) -> bool:
-        if self._process is not None:
-            return self._process.poll() is None
-        with contextlib.suppress(OSError, ValueError):  # it was closed
-            ready = multiprocessing.connection.wait([self.control], 0)
-            return not ready or bool(self.control.recv(1, socket.MSG_PEEK))
+        with contextlib.suppress(OSError, ValueError, TemplateError):  # it was closed
+            if not self._ready and multiprocessing.connection.wait([self.control], 0):
+                self.ready()
+            return bool(self.unsafe) or not multiprocessing.connection.wait([self.control], 0)
         return False
 
     def close(self) -> None:
-        """End the template, unless it is shared, its run, and what that has started."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._kill_groups()
-        self.hang_up()
+        """End the template, unless others share it, its run, and what that has started."""
+        self.kill_run()
+        self._hang_up()
+        self.control.close()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError):  # it was closed
+            self.control.shutdown(socket.SHUT_RDWR)  # also for a thread that waits for a reply
 
     def __enter__(self) -> Template:
         return self
@@ -268,23 +229,18 @@ class Template:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _kill_groups(self) -> None:
-        template = self._process.pid if self._process is not None else 0
-        for group in filter(None, (template, self._run_pid)):
-            with contextlib.suppress(OSError):
-                os.killpg(group, signal.SIGKILL)
-
-    def _reply(self) -> dict[str, Any]:
-        line = b""
-        with contextlib.suppress(ConnectionError, ValueError):  # it has died, or was closed
-            line = self._replies.readline()
-        if not line:
-            self._kill_groups()  # of a run that the kernel has ended with its template
-            if self._process is None:
-                raise TemplateError(Failure("the template of the run has died"))
-            raise TemplateError(_ended("the template of the run", self._process.wait()))
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+    def _reply(self) -> Any:
+        """Return what the template or the base says next. Raises `TemplateError` if it has died."""
+        packet = b""
+        with contextlib.suppress(OSError):  # it has died, or was closed
+            packet = self.control.recv(LONGEST)
+        about, what = pickle.loads(packet) if packet else ("", 0)
+        if not about or (about == "template" and not self._is_used):
+            self._run_pid = 0  # the kernel has ended it with its template
+            self._hang_up()
+            why = "the template of the run"
+            raise TemplateError(_ended(why, what) if about else Failure(f"{why} has died"))
+        return what
 
 
 def _ended(process: str, status: int) -> Failure:
@@ -293,7 +249,120 @@ def _ended(process: str, status: int) -> Failure:
     return Failure(f"{process} ended with exit code {status}")
 
 
-def _address(name: str, hello: Mapping[str, Any]) -> str:
-    """Return the address of a shared template: an abstract one, which leaves no file behind."""
-    digest = hashlib.sha256(json.dumps([name, hello, os.getuid()]).encode()).hexdigest()
-    return f"\0tunediff-{digest[:32]}"
+# ---- what a process has of its parent
+def _environment() -> dict[str, str]:
+    """Return the environment of this process, in which this package is found."""
+    paths = os.pathsep.join(filter(None, [_package(), os.environ.get("PYTHONPATH")]))
+    return {**environment.of_user(), "PYTHONPATH": paths}
+
+
+def _package() -> str:
+    return str(Path(__file__).resolve().parents[2])
+
+
+def _folder() -> str:
+    with contextlib.suppress(OSError):  # it may be gone
+        return os.getcwd()
+    return ""
+
+
+def rank_variables(ranks: int) -> list[dict[str, str]]:
+    """Return the environment of every rank of this machine as torchrun describes it; {} of one
+    alone, which a file may take for one of several otherwise."""
+    if ranks == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {
+        "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+# ---- the base
+def _connected(
+    shared: str, prepare: Callable[[Any], object] | None, given: Mapping[str, str]
+) -> socket.socket:
+    """Return a connection to the base of this name, or of this process and environment; it is
+    started if there is none."""
+    global _held
+    if shared:
+        return _connected_to(shared, prepare, given)
+    read = {name: text for name, text in given.items() if not name.startswith(_READ_LATER)}
+    name = json.dumps([os.getpid(), _PROCESS, repr(prepare), read], sort_keys=True)
+    with _turn:
+        if _held is None or _held[0] != name or multiprocessing.connection.wait([_held[1]], 0):
+            if _held is not None:
+                _held[1].close()
+            _held = name, _connected_to(name, prepare, given)
+        return _connected_to(name, prepare, given)
+
+
+def _connected_to(
+    name: str, prepare: Callable[[Any], object] | None, given: Mapping[str, str]
+) -> socket.socket:
+    # An abstract address leaves no file behind
+    digest = hashlib.sha256(json.dumps([name, os.getuid()]).encode()).hexdigest()
+    address = f"tunediff-{digest[:32]}"
+    for starts in (True, False):
+        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            control.connect(f"\0{address}")
+        except OSError:
+            control.close()
+            if not starts:
+                raise
+        else:
+            if not is_same_user(control):
+                raise TemplateError(Failure("another user has the address of the template"))
+            return control
+        program = "import sys; from tunediff.core.template_server import main; main(*sys.argv[1:])"
+        asked = pickle.dumps(prepare).hex() if prepare is not None else ""
+        words = [sys.executable, "-c", program, address, asked, json.dumps(_path_of_environment())]
+        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=2, env=given, check=False)
+    raise AssertionError
+
+
+def _path_of_environment() -> list[str]:
+    """Return this package's folder and those of `sys.path` that belong to the environment, not to
+    the user's files."""
+    paths = sysconfig.get_paths()
+    of_environment = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    of_environment |= {*site.getsitepackages(), site.getusersitepackages()}
+    inside = (f"{paths['stdlib']}{os.sep}", f"{paths['platstdlib']}{os.sep}")
+    folders = [path for path in sys.path if path in of_environment or path.startswith(inside)]
+    return [_package(), *folders]
+
+
+# ---- one answer
+def ask(
+    function: Callable[[Connection, Any], object], content: Any, *, within_s: float, ranks: int = 1,
+    prepare: Callable[[Any], str | None] | None = None,
+    options: Any = None, output: IO[bytes] | None = None, base: Callable[[Any], object] | None = None,
+) -> Any:  # fmt: skip
+    """Return the first message of `function(connection, content)`, called in a process for each
+    rank, and end the processes.
+
+    Raises TimeoutError, and `TemplateError` if one of them fails or none has a message.
+    """
+    until = time.monotonic() + within_s
+    with contextlib.ExitStack() as stack:
+        made = [Template(prepare, options, output, base=base) for _ in range(ranks)]
+        for template in made:
+            stack.enter_context(template)
+        runs = [
+            template.start(function, content, None, variables, max(0.0, until - time.monotonic()))
+            for template, variables in zip(made, rank_variables(ranks), strict=True)
+        ]
+        while runs:
+            sources = {source: run for run in runs for source in run.sources}
+            ready = multiprocessing.connection.wait(sources, max(0.0, until - time.monotonic()))
+            if not ready:
+                raise TimeoutError(f"no answer within {within_s:.0f} s")
+            run = sources[ready[0]]
+            if (message := run.receive()) is not None:
+                return message
+            runs.remove(run)
+    raise TemplateError(Failure("it has ended without an answer"))

@@ -1,14 +1,14 @@
-"""The process of a template, whose parents `template.py` describes."""
+"""The processes between a parent and its runs, which `template.py` describes: base and template."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
+import functools
 import gc
 import json
-import multiprocessing.connection
 import os
+import pickle
 import select
 import signal
 import socket
@@ -17,32 +17,23 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
-from tunediff.core import template_run
 from tunediff.core.errors import Failure
-from tunediff.core.template_run import function_named, name_of
 
-_PR_SET_PDEATHSIG = 1
-_LONGEST_REQUEST = 65536
+LONGEST = 1 << 18
+"""Bytes of a packet on a control connection."""
 GRACE_S = 5.0
-"""How long a shared template waits for another parent when it has none."""
-_PARENT_ENDED = signal.SIGUSR2
-"""What the kernel sends to a template when its parent ends."""
+"""How long a base waits for another parent when it has none."""
+_started_with = dict(os.environ)
+"""The environment that this process was given."""
 
 
-def end_with_parent(parent: int, by: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel send a signal to this process when its parent, of this pid, dies; only on
-    Linux.
-
-    It counts the thread that has started this process as the parent.
-    """
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, by)
-        if os.getppid() != parent:  # it has died before the call
-            os._exit(1)
+def is_same_user(connection: socket.socket) -> bool:
+    """Return whether the process at the other end is of this user: anybody can use the address."""
+    return _peer(connection)[1] == os.getuid()
 
 
 def _peer(connection: socket.socket) -> tuple[int, int]:
@@ -54,243 +45,285 @@ def _peer(connection: socket.socket) -> tuple[int, int]:
     return pid, user
 
 
-def is_same_user(connection: socket.socket) -> bool:
-    """Return whether the process at the other end is of this user: anybody can use the address."""
-    return _peer(connection)[1] == os.getuid()
-
-
-def json_line(content: Any) -> bytes:
-    return json.dumps(content).encode() + b"\n"
-
-
-def main(descriptor: int, parent: int, address: str) -> None:
-    """Prepare, then fork runs, until the parent closes its end, or all parents of a shared one."""
-    control, listener = socket.socket(fileno=descriptor), None
-    if address:
-        if os.fork():
-            os._exit(0)
-        os.setsid()
-        listener = socket.socket(socket.AF_UNIX)
-        try:
-            listener.bind(f"\0{address}")
-        except OSError:
-            control.sendall(json_line({"taken": True}))
-            return
-        listener.listen(128)
-        control.sendall(json_line({"taken": False}))
-    else:
-        end_with_parent(parent)
-    _serve(control, listener, parent)
-
-
-def serve_forked(connection: Connection, affinity: Sequence[int]) -> None:
-    """Be a template that was forked from a base, with which it ends; the function of a base's run.
-    `affinity`: cores of its parent."""
-    template_run.STARTED_WITH.clear()
-    template_run.STARTED_WITH.update(os.environ)
-    with contextlib.suppress(OSError):
-        os.sched_setaffinity(0, affinity)
-    _serve(socket.socket(fileno=os.dup(connection.fileno())), None, os.getppid())
-
-
-def _serve(control: socket.socket, listener: socket.socket | None, parent: int) -> None:
-    """Prepare as the parent at `control` asks for, then fork runs."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with control.makefile("rb") as lines:
-        try:
-            hello = json.loads(lines.readline())
-        except (ConnectionError, ValueError):  # the parent was interrupted and is gone
-            return
-    began = time.monotonic()
-    with _ending_when_alone(control, listener):
-        facts = {"unsafe": _prepared(control, hello), "seconds": time.monotonic() - began}
-    gc.collect()
-    gc.freeze()  # a collection in a run does not copy the template's pages
-    server = _Server(control, listener, facts)
-    if listener is None and not facts["unsafe"]:  # what its run has started ends with it, too
-        server.take_signals()
-        end_with_parent(parent, by=_PARENT_ENDED)
-    server.serve()
-    _end_group(os.getpid())  # at once, with the fork server of its runs' loader processes
-
-
-@contextlib.contextmanager
-def _ending_when_alone(control: socket.socket, listener: socket.socket | None) -> Iterator[None]:
-    """Meanwhile, end a shared template whose first parent is gone, if no other one waits: a file
-    may hang while it is imported. The kernel ends one that is not shared."""
-    if listener is None:
-        yield
-        return
-
-    def look(*_: object) -> None:
-        with contextlib.suppress(BlockingIOError):
-            is_gone = not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-            if is_gone and not select.select([listener], [], [], 0)[0]:
-                os._exit(1)
-
-    before = signal.signal(signal.SIGIO, look)
-    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
-    flags = fcntl.fcntl(control, fcntl.F_GETFL)
-    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
-    try:
-        look()
-        yield
-    finally:
-        fcntl.fcntl(control, fcntl.F_SETFL, flags)
-        signal.signal(signal.SIGIO, before)
-
-
-class _Server:
-    """Forks a run for each request of a parent; parents are told of their runs' ends."""
-
-    def __init__(
-        self, first: socket.socket, listener: socket.socket | None, facts: Mapping[str, Any]
-    ) -> None:
-        self._listener, self._facts = listener, facts
-        self._runs = dict[socket.socket, int]()
-        """Each parent, and the pid of its run; 0: none."""
-        self._ends = dict[int, tuple[int, socket.socket]]()
-        """Of each run: a descriptor that is readable when it has ended; its pid and parent."""
-        self._parents = dict[int, socket.socket]()
-        """The same of each parent: what it has forked may hold its connection open."""
-        self._templates = set[int]()
-        """Runs that fork runs themselves."""
-        self._of_user = dict[signal.Signals, Any]()
-        """Handlers that the user's file has set, for its runs."""
-        self._welcome(first)
-
-    def take_signals(self) -> None:
-        """End with the parent. SIGTERM, which batch systems send to all processes of a job, is for
-        the parent, which decides how its run ends."""
-
-        def ignore(*_: object) -> None:  # unlike SIG_IGN, no started program inherits this
-            pass
-
-        for number, handler in ((_PARENT_ENDED, self._end), (signal.SIGTERM, ignore)):
-            self._of_user[number] = signal.signal(number, handler) or signal.SIG_DFL
-
-    def _end(self, *_: object) -> NoReturn:
-        """End at once, with all runs and what they have started."""
-        for pid in filter(None, self._runs.values()):
-            _end_group(pid)
-        os._exit(1)
-
-    def serve(self) -> None:
-        while True:
-            sources: list[Any] = [*self._runs, *self._ends, *self._parents]
-            if self._listener is not None:
-                sources.append(self._listener)
-            has_any = bool(self._runs or self._ends)
-            if not has_any and self._listener is None:
-                return
-            ready = multiprocessing.connection.wait(sources, None if has_any else GRACE_S)
-            if not ready:
-                return
-            source: Any = ready[0]  # one at a time: what it closes may be ready as well
-            if source in self._ends:
-                self._reap(source)
-            elif source in self._parents:
-                self._gone(self._parents[source])
-            elif self._listener is not None and source is self._listener:
-                parent, _ = self._listener.accept()
-                if is_same_user(parent):
-                    self._welcome(parent)
-            else:
-                self._answer(source)
-
-    def _welcome(self, parent: socket.socket) -> None:
-        self._runs[parent] = 0
-        with contextlib.suppress(OSError):  # it has ended, or its pid is of another namespace
-            self._parents[os.pidfd_open(_peer(parent)[0])] = parent
-        with contextlib.suppress(OSError):
-            parent.sendall(json_line(self._facts))
-
-    def _gone(self, parent: socket.socket) -> None:
-        """End the run of a parent that is gone; one that is a template ends its own run first."""
-        parent.close()
-        for end in [end for end, other in self._parents.items() if other is parent]:
-            del self._parents[end]
-            os.close(end)
-        run = self._runs.pop(parent)
-        if run in self._templates:
-            os.kill(run, _PARENT_ENDED)
-        elif run:
-            _end_group(run)
-
-    def _answer(self, parent: socket.socket) -> None:
-        """Do what a parent asks for."""
-        line, descriptors = b"", list[int]()
-        with contextlib.suppress(OSError):
-            line, descriptors, _, _ = socket.recv_fds(parent, _LONGEST_REQUEST, 3)
-        if not line:
-            self._gone(parent)
-            return
-        request = json.loads(line)
-        if request["before"] is not None:
-            function, argument = request["before"]
-            with contextlib.suppress(Exception):  # the run will raise it as well
-                function_named(function)(argument)
-        if self._facts["unsafe"]:
-            template_run.call(descriptors, request["function"])
-        template = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        if (pid := os.fork()) == 0:
-            end_with_parent(template)
-            for number, handler in self._of_user.items():
-                signal.signal(number, handler)
-            os.setsid()
-            for other in (*self._runs, *filter(None, [self._listener])):
-                other.close()
-            for end in (*self._ends, *self._parents):
-                os.close(end)
-            template_run.call(descriptors, request["function"])
-        for descriptor in descriptors:
-            os.close(descriptor)
-        self._runs[parent] = pid
-        if request["function"] == name_of(serve_forked):
-            self._templates.add(pid)
-        self._ends[os.pidfd_open(pid)] = (pid, parent)
-        with contextlib.suppress(OSError):
-            parent.sendall(json_line({"pid": pid}))
-
-    def _reap(self, end: int) -> None:
-        """Tell a parent that its run has ended, after what is left of its process group."""
-        pid, parent = self._ends.pop(end)
-        os.close(end)
-        self._templates.discard(pid)
-        _end_group(pid)  # the pid is not given to another process yet
-        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        if parent in self._runs:
-            self._runs[parent] = 0
-            with contextlib.suppress(OSError):
-                parent.sendall(json_line({"status": status}))
-
-
-def _end_group(pid: int) -> None:
+def end_group(pid: int) -> None:
+    """End a process group at once."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
 
 
-def _prepared(control: socket.socket, hello: dict[str, Any]) -> str:
-    """Prepare as the parent asks for; return why a fork is not safe, or ''."""
-    sys.path[:] = hello["path"]
+# ---- both
+class _Server:
+    """Forks a child for what its parents ask for; they are told of its end, with which its process
+    group ends, and it ends when they are gone. The kernel ends all with this process."""
+
+    child = ""
+
+    def __init__(self, source: socket.socket) -> None:
+        """`source`: of new parents."""
+        self._poll, self._handlers = select.poll(), dict[int, Callable[[], object]]()
+        self._parents = dict[socket.socket, int]()
+        """Each parent, and the pid of its child; 0: none."""
+        self._ends = dict[socket.socket, int]()
+        """A descriptor that is readable when the parent's process has ended: what that has forked
+        may hold its connection open."""
+        self._alive = os.pipe()
+        self._watch(source.fileno(), self.welcome)
+
+        def ignore(*_: object) -> None:  # unlike SIG_IGN, no started program inherits this
+            pass
+
+        # Batch systems send it to all processes of a job: the parent decides how its run ends
+        self._on_sigterm = signal.signal(signal.SIGTERM, ignore) or signal.SIG_DFL
+
+    def serve(self) -> None:
+        """Serve until there is no parent for a while."""
+        while ready := self._poll.poll(None if self._parents else GRACE_S * 1000):
+            self._handlers[ready[0][0]]()  # one at a time: it may close what is ready as well
+
+    def welcome(self) -> None:
+        """Take a new parent."""
+        raise NotImplementedError
+
+    def answer(self, message: Any, descriptors: list[int], parent: socket.socket) -> int:
+        """Do what a parent asks for; return the pid of its child."""
+        raise NotImplementedError
+
+    def _watch(self, descriptor: int, handler: Callable[[], object]) -> None:
+        self._handlers[descriptor] = handler
+        self._poll.register(descriptor, select.POLLIN)
+
+    def _forget(self, descriptor: int) -> None:
+        del self._handlers[descriptor]
+        self._poll.unregister(descriptor)
+
+    def add(self, parent: socket.socket) -> None:
+        """Serve a parent until it hangs up or its process ends."""
+        self._parents[parent] = 0
+        self._watch(parent.fileno(), functools.partial(self._read, parent))
+        with contextlib.suppress(OSError):  # it has ended, or its pid is of another namespace
+            self._ends[parent] = os.pidfd_open(_peer(parent)[0])
+            self._watch(self._ends[parent], functools.partial(self._gone, parent))
+
+    def _read(self, parent: socket.socket) -> None:
+        message, descriptors = b"", list[int]()
+        with contextlib.suppress(OSError):
+            message, descriptors, _, _ = socket.recv_fds(parent, LONGEST, 3)
+        if not message:
+            self._gone(parent)
+            return
+        self._parents[parent] = self.answer(pickle.loads(message), descriptors, parent)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def fork(self) -> int:
+        """Return the pid of a child, in a process group that the kernel ends with this process; 0
+        in the child itself."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        above = os.getpid()
+        if pid := os.fork():
+            end = os.pidfd_open(pid)
+            self._watch(end, functools.partial(self._reap, end, pid))
+            return pid
+        os.setsid()
+        # The last reader of the pipe ends with the parent: the kernel signals to the writers'
+        # groups. Opened anew, since owner and flags belong to an open file, not to a descriptor
+        tie = os.open(f"/proc/self/fd/{self._alive[1]}", os.O_WRONLY)
+        fcntl.fcntl(tie, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(tie, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(tie, fcntl.F_SETFL, fcntl.fcntl(tie, fcntl.F_GETFL) | os.O_ASYNC)
+        self.leave()
+        if os.getppid() != above:  # it has died before
+            os._exit(1)
+        return 0
+
+    def leave(self) -> None:
+        """Let this process be a server no more."""
+        for descriptor in (*self._handlers, *self._alive):
+            os.close(descriptor)
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def _reap(self, end: int, pid: int) -> None:
+        """Tell the parents that their child has ended, after what is left of its group."""
+        self._forget(end)
+        os.close(end)
+        end_group(pid)  # the pid is not given to another process yet
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        for parent in [one for one, child in self._parents.items() if child == pid]:
+            self._parents[parent] = 0
+            tell(parent, self.child, status)
+
+    def _gone(self, parent: socket.socket) -> None:
+        """End the child of a parent that is gone, unless others have it, too."""
+        if end := self._ends.pop(parent, 0):
+            self._forget(end)
+            os.close(end)
+        self._forget(parent.fileno())
+        parent.close()
+        child = self._parents.pop(parent)
+        if child and child not in self._parents.values():
+            end_group(child)
+
+
+def tell(connection: socket.socket, about: str, what: Any, descriptors: Sequence[int] = ()) -> None:
+    """Send a packet, unless the other end is gone."""
+    with contextlib.suppress(ConnectionError):
+        socket.send_fds(connection, [pickle.dumps((about, what))], descriptors)
+
+
+# ---- the base
+def main(address: str, prepare: str, path: str) -> None:
+    """Serve as the base at an abstract address, unless there is one, in a process that is nobody's
+    child. `prepare`: name of a function, or ''; `path`: its `sys.path`, as JSON."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        prepare = function_named(hello["prepare"]) if hello["prepare"] else lambda options: ""
-        unsafe = prepare(hello["options"]) or ""
+        listener.bind(f"\0{address}")
+    except OSError:  # another process was first
+        return
+    listener.listen(128)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.path[:] = json.loads(path)
+    with contextlib.suppress(Exception):  # templates raise it as well
+        if prepare:
+            pickle.loads(bytes.fromhex(prepare))(None)
+    _freeze()
+    _Base(listener).serve()
+    os._exit(0)
+
+
+def _freeze() -> None:
+    gc.collect()
+    gc.freeze()  # a collection in a child does not copy the pages of this process
+
+
+class _Base(_Server):
+    """Forks templates; parents that ask for the same shared one get the same."""
+
+    child = "template"
+
+    def __init__(self, listener: socket.socket) -> None:
+        super().__init__(listener)
+        self._listener = listener
+        self._templates = dict[int, tuple[str, socket.socket]]()
+        """Of each pid: what a shared one is known by; where it gets new parents from."""
+
+    def welcome(self) -> None:
+        parent, _ = self._listener.accept()
+        if is_same_user(parent):
+            self.add(parent)
+
+    def answer(self, message: Any, descriptors: list[int], parent: socket.socket) -> int:
+        key, hello = message
+        living = {pid: self._templates[pid] for pid in self._parents.values() if pid}
+        pid = next((pid for pid, (known, _) in living.items() if key and known == key), 0)
+        if not pid:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            if (pid := self.fork()) == 0:
+                ours.close()
+                _serve_template(theirs, hello, descriptors)
+            theirs.close()
+            living[pid] = key, ours
+        self._templates = living
+        tell(living[pid][1], "parent", None, [parent.fileno()])
+        # From now on the template reads what it sends: only that it hangs up matters here
+        self._poll.modify(parent.fileno(), 0)
+        self._handlers[parent.fileno()] = functools.partial(self._gone, parent)
+        return pid
+
+
+# ---- a template
+def _serve_template(
+    source: socket.socket, hello: Mapping[str, Any], streams: list[int]
+) -> NoReturn:
+    """Prepare, then fork runs until the base ends this process."""
+    for stream, descriptor in enumerate(streams, 1):
+        os.dup2(descriptor, stream)
+        os.close(descriptor)
+    _take_over(hello["environment"], hello["folder"])
+    _started_with.clear()
+    _started_with.update(os.environ)
+    with contextlib.suppress(OSError):
+        os.sched_setaffinity(0, hello["cores"])
+    began, facts = time.monotonic(), dict[str, Any]()
+    try:
+        sys.path[:] = hello["path"]
+        prepare, options = pickle.loads(hello["prepare"])
+        facts["unsafe"] = (prepare(options) if prepare is not None else "") or ""
     except BaseException as error:
         traceback.print_exc()
-        with contextlib.suppress(OSError):  # the parent is gone
-            control.sendall(json_line({"failed": vars(Failure.of(error))}))
-        os._exit(1)
-    if not unsafe and threading.active_count() > 1:
+        facts["failed"] = Failure.of(error)
+    if threading.active_count() > 1 and not facts.get("unsafe"):
         names = [thread.name for thread in threading.enumerate()[1:]]
-        unsafe = f"it has started threads ({', '.join(names)})"
-    return unsafe if sys.platform == "linux" else unsafe or "runs are forked on Linux only"
+        facts["unsafe"] = f"it has started threads ({', '.join(names)})"
+    _freeze()
+    _Template(source, facts | {"seconds": time.monotonic() - began}).serve()
+    os._exit(0)
 
 
-if __name__ == "__main__":
-    # By its name: what runs send is of the module that the parent knows, not of `__main__`
-    from tunediff.core import template_server
+class _Template(_Server):
+    """Forks runs, one at a time for each parent."""
 
-    template_server.main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    child = "run"
+
+    def __init__(self, source: socket.socket, facts: Mapping[str, Any]) -> None:
+        super().__init__(source)
+        self._source, self._facts = source, facts
+
+    def welcome(self) -> None:
+        _, (descriptor,), _, _ = socket.recv_fds(self._source, LONGEST, 1)
+        parent = socket.socket(fileno=descriptor)
+        self.add(parent)
+        tell(parent, "ready", self._facts)
+
+    def answer(self, message: Any, descriptors: list[int], parent: socket.socket) -> int:
+        _, before = message
+        with contextlib.suppress(Exception):  # the run will raise it as well
+            function, argument = pickle.loads(before)
+            function(argument)
+        if self._facts["unsafe"]:  # each run prepares anew
+            tell(parent, "started", os.getpid())
+            self.leave()
+            _call(descriptors)
+        if (pid := self.fork()) == 0:
+            _call(descriptors)
+        tell(parent, "started", pid)
+        return pid
+
+
+# ---- a run
+def _call(descriptors: Sequence[int]) -> NoReturn:
+    """Call the function of a run in this process, then end it at once: a user's threads may hold
+    up an orderly exit."""
+    connection, status = Connection(descriptors[0]), 1
+    try:
+        for stream, descriptor in enumerate(descriptors[1:], 1):  # of its parent
+            os.dup2(descriptor, stream)
+            os.close(descriptor)
+        environment, folder, called = connection.recv()
+        _take_over(environment, folder)
+        function, content = pickle.loads(called)
+        function(connection, content)
+        status = 0
+    except BaseException as error:
+        traceback.print_exc()
+        with contextlib.suppress(Exception):
+            connection.send(Failure.of(error))
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+
+
+def _take_over(environment: Mapping[str, str], folder: str) -> None:
+    """Set what the parent's environment has otherwise than this process was given: what the user's
+    file has set stays. `folder`: to work in, or ''."""
+    for name in environment.keys() | _started_with.keys():
+        if environment.get(name) != _started_with.get(name):
+            os.environ.pop(name, None)
+            if name in environment:
+                os.environ[name] = environment[name]
+    os.chdir(folder or ".")

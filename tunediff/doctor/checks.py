@@ -18,7 +18,7 @@ from tunediff.config.code import described
 from tunediff.config.systems import Loader
 from tunediff.core import disk, environment, machine, text
 from tunediff.core.clock import Budget
-from tunediff.core.template_ask import ask
+from tunediff.core.template import ask
 from tunediff.core.trial_record import CAPTURED
 from tunediff.data import loader
 from tunediff.distributed import alone, from_environment

@@ -66,7 +66,7 @@ def before_search(
         if prepared is not None:
             template = prepared()
         else:
-            new = Template(entries.prepare, options, base=entries.BASE)
+            new = Template(entries.prepare, options, base=entries.prepare_base)
             template = stack.enter_context(new)
         content = (pickle.dumps(config), evaluates, prepare, dict(finals or {}))
         try:

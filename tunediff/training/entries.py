@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tunediff.core import template_base
-
 
 def prepare(options: Mapping[str, Any]) -> str | None:
     """See `prepared.prepare`."""
@@ -15,11 +13,11 @@ def prepare(options: Mapping[str, Any]) -> str | None:
     return prepared.prepare(options)
 
 
-def prepare_base(options: Any) -> str | None:
+def prepare_base(options: Any) -> None:
     """See `prepared.prepare_base`."""
     from tunediff.training import prepared
 
-    return prepared.prepare_base(options)
+    prepared.prepare_base()
 
 
 def before_run(folder: str) -> None:
@@ -27,6 +25,3 @@ def before_run(folder: str) -> None:
     from tunediff.training import prepared
 
     prepared.before_run(folder)
-
-
-BASE = template_base.base(prepare_base)

@@ -56,13 +56,12 @@ class _Threads:
 _threads: _Threads | None = None
 
 
-def prepare_base(options: object) -> str:
-    """Import what templates import of the environment; return why a fork is not safe, or ''."""
+def prepare_base() -> None:
+    """Import what templates import of the environment."""
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for module in ("torch._dynamo", "torchvision", "tunediff.training.engine"):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
-    return "it has started CUDA" if _has_started_cuda() else ""
 
 
 def prepare(options: Mapping[str, Any]) -> str:

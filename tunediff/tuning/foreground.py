@@ -27,7 +27,6 @@ from typing import Any, TypeVar
 from tunediff.core.errors import RunError, TunediffError
 from tunediff.core.progress import EventLines
 from tunediff.core.template import Template, TemplateError
-from tunediff.core.template_run import name_of
 from tunediff.tuning.templates import kept
 
 C = TypeVar("C")
@@ -45,7 +44,7 @@ def call(function: Callable[[C, EventLines], R], content: C, workload: str, line
     The first SIGINT or SIGTERM becomes a SIGTERM of the run; the second SIGINT ends it. Raises
     `TunediffError` for a run that was killed, and `KeyboardInterrupt`.
     """
-    templates, signals, last = kept(name_of(function)), list[int](), None
+    templates, signals, last = kept(function), list[int](), None
     templates.output = _NOWHERE
     asked = (pickle.dumps((function, content, lines)), _PACKAGE.getEffectiveLevel())
     try:

@@ -8,8 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from tunediff.core.template import TemplateError
-from tunediff.core.template_ask import rank_variables
+from tunediff.core.template import TemplateError, rank_variables
 from tunediff.tuning import mailbox
 from tunediff.tuning.at_once import RunDevice
 from tunediff.tuning.backend import Backend, Reported

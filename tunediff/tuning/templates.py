@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -63,7 +63,7 @@ class Templates:
             name, path, variables = self.shared or SharedTemplates("")
             name = name and f"{name} {key}"
             template = Template(
-                entries.prepare, options, self.output, name, path, variables, entries.BASE
+                entries.prepare, options, self.output, name, path, variables, entries.prepare_base
             )
         self._kept[key] = template  # the one used last is the last
         while len(self._kept) > _MOST:
@@ -134,13 +134,13 @@ class _Kept(threading.local):
     """Templates of one thread, with which the kernel ends them, by process and purpose."""
 
     def __init__(self) -> None:
-        self.templates = dict[tuple[int, str], Templates]()
+        self.templates = dict[tuple[int, Hashable], Templates]()
 
 
 _kept = _Kept()
 
 
-def kept(purpose: str) -> Templates:
+def kept(purpose: Hashable) -> Templates:
     """Return this thread's templates for a purpose, which stay prepared between calls."""
     key = (os.getpid(), purpose)  # a fork has none
     if key not in _kept.templates:
