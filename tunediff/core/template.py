@@ -31,11 +31,9 @@ import multiprocessing.connection
 import os
 import pickle
 import signal
-import site
 import socket
 import subprocess
 import sys
-import sysconfig
 import threading
 import time
 import uuid
@@ -50,10 +48,11 @@ from tunediff.core.template_server import LONGEST, end_group, is_same_user
 
 _READ_LATER = ("CUDA_", "PYTEST_", "RAY_", "TUNEDIFF_")
 """Beginnings of environment variables that no import reads: a template has its parent's."""
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 _PROCESS = uuid.uuid4().hex
 _turn = threading.Lock()
-_held: tuple[str, socket.socket] | None = None
-"""Name of this process's base, and a connection that lets it live."""
+_held = dict[str, socket.socket]()
+"""The base that this process has used last, by name: a connection that lets it live."""
 
 
 class TemplateError(RuntimeError):
@@ -128,7 +127,7 @@ class Template:
         self._launch()
 
     def _launch(self) -> None:
-        self._ready, self._run_pid, self._is_used = False, 0, False
+        self._ready, self._run_pid, self._is_free = False, 0, not self._shared
         given = self._variables | _environment()
         self.control = _connected(self._shared, self._base, given)
         hello = {"prepare": self._asked, "path": self._path, "environment": given}
@@ -152,11 +151,6 @@ class Template:
             self.close()
             raise TemplateError(facts["failed"])
         self.unsafe, self.prepared_s, self._ready = facts["unsafe"], facts["seconds"], True
-        if self.unsafe and self._shared:  # each run prepares anew
-            self.close()
-            self._shared = ""
-            self._launch()
-            self.ready(within_s)
 
     def start(
         self, function: Callable[[Connection, Any], object], content: Any,
@@ -171,14 +165,16 @@ class Template:
         instead of the template's. Raises `TemplateError`, and TimeoutError for a template that is
         not prepared in time.
         """
-        if self._is_used:
-            self.close()
-            self._launch()
         self.ready(within_s)
+        if self.unsafe and not self._is_free:  # each run prepares anew
+            self.close()
+            self._shared = ""
+            self._launch()
+            self.ready(within_s)
         ours, theirs = socket.socketpair()
         with theirs:
             self._tell("run", pickle.dumps(before), [theirs.fileno(), *(streams or self._streams)])
-        self._run_pid, self._is_used = self._reply(), bool(self.unsafe)
+        self._run_pid, self._is_free = self._reply(), False
         run = TemplateRun(self, Connection(ours.detach()), self._run_pid)
         given = _environment() | dict(variables or {})
         run.send((given, _folder(), pickle.dumps((function, content))))
@@ -235,7 +231,7 @@ class Template:
         with contextlib.suppress(OSError):  # it has died, or was closed
             packet = self.control.recv(LONGEST)
         about, what = pickle.loads(packet) if packet else ("", 0)
-        if not about or (about == "template" and not self._is_used):
+        if not about or (about == "template" and not (self.unsafe and self._run_pid)):
             self._run_pid = 0  # the kernel has ended it with its template
             self._hang_up()
             why = "the template of the run"
@@ -252,12 +248,8 @@ def _ended(process: str, status: int) -> Failure:
 # ---- what a process has of its parent
 def _environment() -> dict[str, str]:
     """Return the environment of this process, in which this package is found."""
-    paths = os.pathsep.join(filter(None, [_package(), os.environ.get("PYTHONPATH")]))
+    paths = os.pathsep.join(filter(None, [_PACKAGE, os.environ.get("PYTHONPATH")]))
     return {**environment.of_user(), "PYTHONPATH": paths}
-
-
-def _package() -> str:
-    return str(Path(__file__).resolve().parents[2])
 
 
 def _folder() -> str:
@@ -283,57 +275,38 @@ def rank_variables(ranks: int) -> list[dict[str, str]]:
 
 # ---- the base
 def _connected(
-    shared: str, prepare: Callable[[Any], object] | None, given: Mapping[str, str]
+    name: str, prepare: Callable[[Any], object] | None, given: Mapping[str, str]
 ) -> socket.socket:
-    """Return a connection to the base of this name, or of this process and environment; it is
-    started if there is none."""
-    global _held
-    if shared:
-        return _connected_to(shared, prepare, given)
-    read = {name: text for name, text in given.items() if not name.startswith(_READ_LATER)}
-    name = json.dumps([os.getpid(), _PROCESS, repr(prepare), read], sort_keys=True)
+    """Return a connection to the base of this name, or of this process and environment."""
+    if not name:
+        read = {name: text for name, text in given.items() if not name.startswith(_READ_LATER)}
+        name = json.dumps([os.getpid(), _PROCESS, repr(prepare), read], sort_keys=True)
     with _turn:
-        if _held is None or _held[0] != name or multiprocessing.connection.wait([_held[1]], 0):
-            if _held is not None:
-                _held[1].close()
-            _held = name, _connected_to(name, prepare, given)
+        if name not in _held or multiprocessing.connection.wait([_held[name]], 0):
+            while _held:
+                _held.popitem()[1].close()
+            _held[name] = _connected_to(name, prepare, given)
         return _connected_to(name, prepare, given)
 
 
 def _connected_to(
     name: str, prepare: Callable[[Any], object] | None, given: Mapping[str, str]
 ) -> socket.socket:
-    # An abstract address leaves no file behind
+    """Return a connection to the base of this name, which is started if there is none."""
     digest = hashlib.sha256(json.dumps([name, os.getuid()]).encode()).hexdigest()
-    address = f"tunediff-{digest[:32]}"
-    for starts in (True, False):
-        control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            control.connect(f"\0{address}")
-        except OSError:
-            control.close()
-            if not starts:
-                raise
-        else:
-            if not is_same_user(control):
-                raise TemplateError(Failure("another user has the address of the template"))
-            return control
+    address = f"\0tunediff-{digest[:32]}"  # an abstract one leaves no file behind
+    control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if control.connect_ex(address):
         program = "import sys; from tunediff.core.template_server import main; main(*sys.argv[1:])"
-        asked = pickle.dumps(prepare).hex() if prepare is not None else ""
-        words = [sys.executable, "-c", program, address, asked, json.dumps(_path_of_environment())]
-        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=2, env=given, check=False)
-    raise AssertionError
-
-
-def _path_of_environment() -> list[str]:
-    """Return this package's folder and those of `sys.path` that belong to the environment, not to
-    the user's files."""
-    paths = sysconfig.get_paths()
-    of_environment = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-    of_environment |= {*site.getsitepackages(), site.getusersitepackages()}
-    inside = (f"{paths['stdlib']}{os.sep}", f"{paths['platstdlib']}{os.sep}")
-    folders = [path for path in sys.path if path in of_environment or path.startswith(inside)]
-    return [_package(), *folders]
+        asked = pickle.dumps(prepare).hex()
+        # Without the folders of the user's files
+        words = [sys.executable, "-P", "-c", program, address[1:], asked]
+        variables = {**given, "PYTHONPATH": _PACKAGE}
+        subprocess.run(words, stdin=subprocess.DEVNULL, stdout=2, env=variables, check=False)
+        control.connect(address)
+    if not is_same_user(control):
+        raise TemplateError(Failure("another user has the address of the template"))
+    return control
 
 
 # ---- one answer

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import functools
 import gc
-import json
 import os
 import pickle
 import select
@@ -67,7 +66,7 @@ class _Server:
         """A descriptor that is readable when the parent's process has ended: what that has forked
         may hold its connection open."""
         self._alive = os.pipe()
-        self._watch(source.fileno(), self.welcome)
+        self._watch(source.fileno(), lambda: self.welcome(source))
 
         def ignore(*_: object) -> None:  # unlike SIG_IGN, no started program inherits this
             pass
@@ -80,7 +79,7 @@ class _Server:
         while ready := self._poll.poll(None if self._parents else GRACE_S * 1000):
             self._handlers[ready[0][0]]()  # one at a time: it may close what is ready as well
 
-    def welcome(self) -> None:
+    def welcome(self, source: socket.socket) -> None:
         """Take a new parent."""
         raise NotImplementedError
 
@@ -172,9 +171,9 @@ def tell(connection: socket.socket, about: str, what: Any, descriptors: Sequence
 
 
 # ---- the base
-def main(address: str, prepare: str, path: str) -> None:
+def main(address: str, prepare: str) -> None:
     """Serve as the base at an abstract address, unless there is one, in a process that is nobody's
-    child. `prepare`: name of a function, or ''; `path`: its `sys.path`, as JSON."""
+    child. `prepare`: a function or None, pickled."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.bind(f"\0{address}")
@@ -185,10 +184,9 @@ def main(address: str, prepare: str, path: str) -> None:
         os._exit(0)
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.path[:] = json.loads(path)
     with contextlib.suppress(Exception):  # templates raise it as well
-        if prepare:
-            pickle.loads(bytes.fromhex(prepare))(None)
+        if (function := pickle.loads(bytes.fromhex(prepare))) is not None:
+            function(None)
     _freeze()
     _Base(listener).serve()
     os._exit(0)
@@ -206,12 +204,11 @@ class _Base(_Server):
 
     def __init__(self, listener: socket.socket) -> None:
         super().__init__(listener)
-        self._listener = listener
         self._templates = dict[int, tuple[str, socket.socket]]()
         """Of each pid: what a shared one is known by; where it gets new parents from."""
 
-    def welcome(self) -> None:
-        parent, _ = self._listener.accept()
+    def welcome(self, source: socket.socket) -> None:
+        parent, _ = source.accept()
         if is_same_user(parent):
             self.add(parent)
 
@@ -270,10 +267,10 @@ class _Template(_Server):
 
     def __init__(self, source: socket.socket, facts: Mapping[str, Any]) -> None:
         super().__init__(source)
-        self._source, self._facts = source, facts
+        self._facts = facts
 
-    def welcome(self) -> None:
-        _, (descriptor,), _, _ = socket.recv_fds(self._source, LONGEST, 1)
+    def welcome(self, source: socket.socket) -> None:
+        _, (descriptor,), _, _ = socket.recv_fds(source, LONGEST, 1)
         parent = socket.socket(fileno=descriptor)
         self.add(parent)
         tell(parent, "ready", self._facts)

@@ -105,7 +105,7 @@ class _Slot(Mailbox):
 
 
 class _Rank:
-    """A thread with the templates of one rank: the kernel ends them with the thread."""
+    """A thread with the templates of one rank."""
 
     def __init__(
         self,

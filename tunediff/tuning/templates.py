@@ -130,23 +130,17 @@ def _start(connection: Connection, content: Any) -> None:
     worker.start(connection, content)
 
 
-class _Kept(threading.local):
-    """Templates of one thread, with which the kernel ends them, by process and purpose."""
-
-    def __init__(self) -> None:
-        self.templates = dict[tuple[int, Hashable], Templates]()
-
-
-_kept = _Kept()
+_kept = dict[tuple[int, int, Hashable], Templates]()
+"""By process, thread and purpose."""
 
 
 def kept(purpose: Hashable) -> Templates:
     """Return this thread's templates for a purpose, which stay prepared between calls."""
-    key = (os.getpid(), purpose)  # a fork has none
-    if key not in _kept.templates:
-        _kept.templates[key] = Templates()
-        atexit.register(_kept.templates[key].close)
-    return _kept.templates[key]
+    key = (os.getpid(), threading.get_ident(), purpose)  # a fork has none
+    if key not in _kept:
+        _kept[key] = Templates()
+        atexit.register(_kept[key].close)
+    return _kept[key]
 
 
 def _version(workload: str) -> str:
