@@ -84,5 +84,5 @@ ASKS = """
 import sys
 from tunediff.training.prepared import prepare
 for file in sys.argv[1:]:
-    print(prepare({"workload": file}))
+    print(prepare(file))
 """

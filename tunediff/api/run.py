@@ -43,7 +43,7 @@ from tunediff.search_space import SearchSpace
 from tunediff.tuning import at_once, confirming, experiment, resources, rounds, sessions
 from tunediff.tuning.backend import Backend
 from tunediff.tuning.sessions import CommandTime
-from tunediff.tuning.templates import SharedTemplates, Templates
+from tunediff.tuning.templates import Templates
 from tunediff.tuning.trial_spec import TrialSpec
 
 Display = Callable[..., Console]
@@ -123,9 +123,9 @@ def _templates(space: SearchSpace, options: SearchOptions) -> Iterator[Templates
         here = resources.local()
         place = resources.share(space, here).place([here], 1)
         variables = {machine.OMP: str(place.threads)}  # as Ray sets it for its workers
-    shared = SharedTemplates(uuid.uuid4().hex, list(sys.path), variables)
+    shared = uuid.uuid4().hex
     # What a user's file prints while it is imported, its import here has printed
-    with open(os.devnull, "wb") as output, Templates(output, shared) as templates:
+    with open(os.devnull, "wb") as output, Templates(output, shared, variables) as templates:
         yield templates
 
 

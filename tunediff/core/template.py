@@ -107,17 +107,15 @@ class Template:
 
     def __init__(
         self, prepare: Callable[[Any], str | None] | None = None, options: Any = None, output: IO[bytes] | None = None,
-        shared: str = "", path: Sequence[str] | None = None,
-        variables: Mapping[str, str] | None = None, base: Callable[[Any], object] | None = None,
+        shared: str = "", variables: Mapping[str, str] | None = None, base: Callable[[Any], object] | None = None,
     ) -> None:  # fmt: skip
         """`prepare`: a function of a module, called with `options` before the first fork; it may
         return why a fork is not safe. `output`: for stdout and stderr of all runs; without it, both
         are this process's stderr. `shared`: name under which processes of this machine share it, if
-        they prepare alike. `path`: its `sys.path`; None: that of this process. `variables`: of the
-        environment that it is started with. `base`: a function of a module, with which the base
+        they prepare alike, with the `sys.path` and environment of the first of them. `variables`:
+        of that environment, unless it has them. `base`: a function of a module, with which the base
         imports what templates need."""
         self._asked = pickle.dumps((prepare, options))
-        self._path = list(sys.path if path is None else path)
         self._streams = [2 if output is None else output.fileno()] * 2
         self._shared, self._base, self._variables = shared, base, dict(variables or {})
         self.unsafe = ""
@@ -130,12 +128,11 @@ class Template:
         self._ready, self._run_pid, self._is_free = False, 0, not self._shared
         given = self._variables | _environment()
         self.control = _connected(self._shared, self._base, given)
-        hello = {"prepare": self._asked, "path": self._path, "environment": given}
+        hello = {"prepare": self._asked, "path": sys.path, "environment": given}
         hello |= {"folder": _folder(), "cores": os.sched_getaffinity(0)}
-        known = hashlib.sha256(repr((self._asked, self._path)).encode()).hexdigest()
-        self._tell(known if self._shared else "", hello, self._streams)
+        self._tell(self._asked if self._shared else b"", hello, self._streams)
 
-    def _tell(self, about: str, what: Any, descriptors: Sequence[int]) -> None:
+    def _tell(self, about: str | bytes, what: Any, descriptors: Sequence[int]) -> None:
         with contextlib.suppress(ConnectionError):  # it has died, as the first reply says
             socket.send_fds(self.control, [pickle.dumps((about, what))], descriptors)
 

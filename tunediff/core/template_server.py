@@ -204,7 +204,7 @@ class _Base(_Server):
 
     def __init__(self, listener: socket.socket) -> None:
         super().__init__(listener)
-        self._templates = dict[int, tuple[str, socket.socket]]()
+        self._templates = dict[int, tuple[bytes, socket.socket]]()
         """Of each pid: what a shared one is known by; where it gets new parents from."""
 
     def welcome(self, source: socket.socket) -> None:

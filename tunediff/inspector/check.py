@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_leaves
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Systems
 from tunediff.config.systems import eager
+from tunediff.core import template
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget
 from tunediff.core.outcomes import Status
-from tunediff.core import template
 from tunediff.core.template import TemplateError
 from tunediff.core.text import number
 from tunediff.core.trial_record import NEVER_READ, TrialRecord
@@ -183,14 +183,13 @@ def before_search(
     title, ranks = cfg.of(config).title, config.parallel.processes
     on_ranks = f" on {ranks} ranks" if ranks > 1 else ""
     say(f"checking {title}: {STEPS} steps and {STEPS} evaluations{on_ranks}")
-    options = {"workload": config.schema.workload, "trains": False}
 
     def train(job: TrialSpec, interrupted: bool) -> None:
         with tempfile.TemporaryFile() as output:
             try:
                 template.ask(
                     answer, (job, interrupted), ranks=ranks,
-                    within_s=LONGEST_S, prepare=entries.prepare, options=options, output=output,
+                    within_s=LONGEST_S, prepare=entries.prepare, options=config.schema.workload, output=output,
                     base=entries.prepare_base,
                 )  # fmt: skip
             except TimeoutError:

@@ -61,12 +61,11 @@ def before_search(
     data that cannot be used, as every trial would.
     """
     answered, ended, limit_s = dict[str, Any](), False, None
-    options = {"workload": config.schema.workload, "trains": False}
     with contextlib.ExitStack() as stack:
         if prepared is not None:
             template = prepared()
         else:
-            new = Template(entries.prepare, options, base=entries.prepare_base)
+            new = Template(entries.prepare, config.schema.workload, base=entries.prepare_base)
             template = stack.enter_context(new)
         content = (pickle.dumps(config), evaluates, prepare, dict(finals or {}))
         try:

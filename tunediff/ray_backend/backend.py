@@ -19,7 +19,6 @@ from tunediff.ray_backend.slot import CALLS_OF_A_RANK, NAMESPACE, OTHER_CALLS, R
 from tunediff.search_space import SearchSpace
 from tunediff.tuning.backend import Backend, Reported
 from tunediff.tuning.resources import Machine, Pool, ResourcePartition
-from tunediff.tuning.templates import SharedTemplates
 from tunediff.tuning.trial import run_trial_on_slot
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -91,10 +90,10 @@ class RayBackend(Backend):
 
     def __init__(
         self, folder: Path, share: ResourcePartition, of_cluster: bool = False,
-        templates: SharedTemplates | None = None,
+        templates: str = "",
     ) -> None:  # fmt: skip
         """`folder`: of the search, for Ray Train's own files; `of_cluster`: whether Ray was
-        there before; `templates`: of this machine, where all workers are here."""
+        there before; `templates`: name of those of this machine, where all workers are here."""
         # Several searches may share a cluster, where a name must be its own.
         prefix = f"{plain(folder.name)}-{uuid.uuid4().hex[:6]}-slot-"
         self.device = "cuda" if share.gpu else "cpu"

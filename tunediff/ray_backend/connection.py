@@ -236,8 +236,8 @@ def workers(
     Ctrl-C and SIGTERM, and `ConfigError` before anything starts.
     """
     local_partition = share(resources.local()) if address is None else None
-    shared = templates.shared if templates is not None and address is None else None
-    if templates is not None and shared is not None:
+    shared = templates.shared if templates is not None and address is None else ""
+    if templates is not None and shared:
         with contextlib.suppress(TemplateError):  # the worker says it
             templates.prepare(workload)
     with ray or started(address) as context:

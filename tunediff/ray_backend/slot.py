@@ -26,17 +26,17 @@ from tunediff.ray_backend.cluster import beside, own_cluster
 from tunediff.tuning import mailbox
 from tunediff.tuning.backend import Event
 from tunediff.tuning.mailbox import POLL_S, Command, Mailbox
-from tunediff.tuning.templates import SharedTemplates, Templates
+from tunediff.tuning.templates import Templates
 from tunediff.tuning.trial import OOM
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
 
 def run_group(
     slot: str, generation: str, spec: WorkerGroupSpec, workload: str, storage: str, here: str,
-    shared: SharedTemplates | None = None,
+    shared: str = "",
 ) -> None:  # fmt: skip
     """Run a group of workers until its slot ends it; `storage`: folder of Ray Train's own files;
-    `here`: that the workers work in; `shared`: templates that they use. Raises when a worker fails.
+    `here`: that the workers work in; `shared`: name of templates that they use. Raises when a worker fails.
     """
     # `TorchTrainer` would import torch in each process of the group
     from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
@@ -87,9 +87,7 @@ def _scaling(spec: WorkerGroupSpec) -> dict[str, Any]:
 
 
 # ---- one worker
-def serve(
-    name: str, generation: str, workload: str, here: str, shared: SharedTemplates | None
-) -> None:
+def serve(name: str, generation: str, workload: str, here: str, shared: str) -> None:
     """Run one worker: train the jobs of its slot until it is ended. An exception ends the group.
 
     `workload`: of the first job; `here`: where to work; `shared`: see `run_group`.
@@ -103,7 +101,7 @@ def serve(
     slot, serial = RaySlot(name), ""
     about = ray.get_runtime_context()
     node = f"{about.gcs_address} {about.get_node_id()} {about.get_job_id()}"
-    with Templates(shared=shared or SharedTemplates(node)) as templates:
+    with Templates(shared=shared or node) as templates:
         if workload:
             templates.prepare(workload)
         while True:
@@ -194,11 +192,9 @@ OTHER_CALLS = 16
 class SlotActor(Mailbox):
     """The mailbox of a slot, whose ranks are the workers of a group."""
 
-    def __init__(
-        self, name: str, storage: str, here: str, shared: SharedTemplates | None = None
-    ) -> None:
+    def __init__(self, name: str, storage: str, here: str, shared: str = "") -> None:
         """`storage`: absolute folder of Ray Train's own files; `here`: folder that the workers work
-        in; `shared`: templates that they use, where all are on this machine."""
+        in; `shared`: name of templates that they use, where all are on this machine."""
         super().__init__()
         self._name, self._storage, self._here, self._shared = name, storage, here, shared
         self._turn = threading.RLock()  # of what starts or ends a group

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 
-def prepare(options: Mapping[str, Any]) -> str | None:
+def prepare(workload: str) -> str:
     """See `prepared.prepare`."""
     from tunediff.training import prepared
 
-    return prepared.prepare(options)
+    return prepared.prepare(workload)
 
 
 def prepare_base(options: Any) -> None:

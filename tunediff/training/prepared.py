@@ -57,34 +57,26 @@ _threads: _Threads | None = None
 
 
 def prepare_base() -> None:
-    """Import what templates import of the environment."""
+    """Import what templates import of the environment: no trial pays for it."""
+    # `torch.cuda.is_available()` at the top of a file then asks without starting CUDA
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     for module in ("torch._dynamo", "torchvision", "tunediff.training.engine"):
         with contextlib.suppress(ImportError):
             importlib.import_module(module)
 
 
-def prepare(options: Mapping[str, Any]) -> str:
-    """Import what trials of a workload need; return why a fork is not safe, '' if it is.
-
-    `options`: `workload`, its name; `trains`, whether more than a few steps are trained.
-    """
+def prepare(workload: str) -> str:
+    """Import what trials of a workload need; return why a fork is not safe, '' if it is."""
     global _threads
-    # `torch.cuda.is_available()` at the top of a file then asks without starting CUDA
-    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
-    if options.get("trains", True):
-        # torch imports it on first use, which takes seconds: no trial pays for that
-        importlib.import_module("torch._dynamo")
-        importlib.import_module("torchvision")
     _threads = _Threads()
     random.seed(0)  # what a file draws while it is imported begins alike on both sides
     np.random.seed(0)
     torch.manual_seed(0)
     draws = list[str]()
-    root = Path(options["workload"]).absolute().parent
+    root = Path(workload).absolute().parent
     # Each run raises the error of its file, which ends its trial
     with contextlib.suppress(cfg.ConfigError), _noted(draws, root):
-        cfg.find(options["workload"]).code  # noqa: B018 – imports it
+        cfg.find(workload).code  # noqa: B018 – imports it
     if _has_started_cuda():
         return "it has started CUDA"
     return f"{draws[0]} draws a seed of its own while it is imported" if draws else ""

@@ -14,7 +14,7 @@ from tunediff.tuning.at_once import RunDevice
 from tunediff.tuning.backend import Backend, Reported
 from tunediff.tuning.mailbox import Mailbox
 from tunediff.tuning.resources import Pool, ResourcePartition
-from tunediff.tuning.templates import SharedTemplates, Templates, kept
+from tunediff.tuning.templates import Templates, kept
 from tunediff.tuning.trial import run_trial_on_slot
 from tunediff.tuning.trial_spec import TrialSpec
 
@@ -83,7 +83,7 @@ class _Slot(Mailbox):
             self._end_ranks()
             templates, shared = [kept(TRIALS)], uuid.uuid4().hex
             if size > 1:
-                templates = [Templates(shared=SharedTemplates(shared)) for _ in range(size)]
+                templates = [Templates(shared=shared) for _ in range(size)]
             if self._device is not None:
                 templates = [Templates()]
             for one in templates:

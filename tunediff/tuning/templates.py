@@ -7,10 +7,10 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from tunediff.config import ConfigError, code
 from tunediff.config.workload import is_users
@@ -26,27 +26,19 @@ _MOST = 2
 """Templates that are kept: the two sides of a comparison take turns."""
 
 
-class SharedTemplates(NamedTuple):
-    """What processes of one machine agree on that share templates."""
-
-    name: str
-    path: Sequence[str] | None = None
-    """`sys.path` of their runs; None: that of each process, which must be the same."""
-    variables: Mapping[str, str] = {}
-    """Of the environment that the first of them starts a template with, unless it has them."""
-
-
 class Templates:
     """The templates of one rank, and the trial that is forked from one of them."""
 
     def __init__(
-        self, output: IO[bytes] | None = None, shared: SharedTemplates | None = None,
-        import_limit_s: float = 900.0,
+        self, output: IO[bytes] | None = None, shared: str = "",
+        variables: Mapping[str, str] | None = None, import_limit_s: float = 900.0,
     ) -> None:  # fmt: skip
-        """`output`: for what trials print, which may be set later; `shared`: with whom they are
-        shared; `import_limit_s`: how long a workload may take to be imported."""
+        """`output`: for what trials print, which may be set later; `shared`: name under which
+        processes of this machine share them, with the `sys.path` and environment of the first of
+        them; `variables`: of that environment, unless it has them; `import_limit_s`: how long a
+        workload may take to be imported."""
         self.output, self.shared = output, shared
-        self._import_limit_s = import_limit_s
+        self._variables, self._import_limit_s = variables, import_limit_s
         self._kept: dict[tuple[str, str], Template] = {}
         self._named = set[str]()
         """Workloads whose trials are not forked, as was said once."""
@@ -59,11 +51,9 @@ class Templates:
             template.close()
             template = None
         if template is None:
-            options = {"workload": workload, "trains": True}
-            name, path, variables = self.shared or SharedTemplates("")
-            name = name and f"{name} {key}"
+            name = self.shared and f"{self.shared} {key}"
             template = Template(
-                entries.prepare, options, self.output, name, path, variables, entries.prepare_base
+                entries.prepare, workload, self.output, name, self._variables, entries.prepare_base
             )
         self._kept[key] = template  # the one used last is the last
         while len(self._kept) > _MOST:
