@@ -302,7 +302,7 @@ def test_a_group_is_started_where_its_trials_have_their_devices(monkeypatch, tmp
     assert [one.label_selector for one in scalings[:2]] == [None, {"ray.io/node-id": "in(a1,b2)"}]
     assert [one.placement_strategy for one in scalings[:2]] == ["STRICT_PACK", "PACK"]
     assert given[0]["train_loop_config"] == {
-        "name": "slot", "generation": "g", "workload": "digits", "here": os.getcwd(), "shared": None,
+        "name": "slot", "generation": "g", "workload": "digits", "here": os.getcwd(), "shared": "",
     }  # fmt: skip
 
 
