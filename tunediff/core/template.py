@@ -3,24 +3,24 @@
 A template is a process that has imported what its runs need. A run is forked from it, so that it
 starts in a fraction of a second and what it does to its process ends with it:
 
-    parent                            base                template                run
-    Template(PREPARE, options) ────►  forks  ──────────►  calls PREPARE(options)
-    .start(function, content) ─────────────────────────►  forks  ──────────────►  function(connection, content)
-    run.receive(), run.send()  ◄───────────────────────────────────────────────►  connection
-                               ◄────  exit status of a template, of a run  ◄────  ends
+    parent                           base           template           run
+    Template(PREPARE, options) ───►  forks  ─────►  calls PREPARE
+    .start(function, content) ───────────────────►  forks  ─────────►  function(connection, content)
+    run.receive(), run.send()  ◄────────────────────────────────────►  connection
+    exit status                ◄────────────────◄────────────────────  ends
 
 The base has imported what is the same for all templates, such as torch, and none of the user's
-files. A process has one base at most, from its first template on. Parents on one machine that agree
+files. A process lets the base live that it has used last. Parents on one machine that agree
 on a name have the same base, and those of them that prepare alike the same template: their runs
 share its memory.
 
-Nothing survives its parent. The kernel kills a template when its base dies, a run when its template
-dies, each with its process group; a base ends the templates, and a template the run, of parents that
-are gone, and a base ends when all are.
+Nothing survives its parent. The kernel kills a template when its base dies, and a run when its
+template dies, each with its process group. A base ends the templates, and a template the run, of
+parents that are gone, and a base ends when all are.
 
 Where a fork is not safe, each run gets a process that prepares anew. Python's
 `multiprocessing.forkserver` is the model.
-"""  # fmt: skip
+"""
 
 from __future__ import annotations
 
@@ -106,8 +106,10 @@ class Template:
     """A template process, as its parent sees it: begins to prepare at once; a context manager."""
 
     def __init__(
-        self, prepare: Callable[[Any], str | None] | None = None, options: Any = None, output: IO[bytes] | None = None,
-        shared: str = "", variables: Mapping[str, str] | None = None, base: Callable[[Any], object] | None = None,
+        self, prepare: Callable[[Any], str | None] | None = None, options: Any = None,
+        output: IO[bytes] | None = None, shared: str = "",
+        variables: Mapping[str, str] | None = None,
+        base: Callable[[Any], object] | None = None,
     ) -> None:  # fmt: skip
         """`prepare`: a function of a module, called with `options` before the first fork; it may
         return why a fork is not safe. `output`: for stdout and stderr of all runs; without it, both
@@ -309,8 +311,8 @@ def _connected_to(
 # ---- one answer
 def ask(
     function: Callable[[Connection, Any], object], content: Any, *, within_s: float, ranks: int = 1,
-    prepare: Callable[[Any], str | None] | None = None,
-    options: Any = None, output: IO[bytes] | None = None, base: Callable[[Any], object] | None = None,
+    prepare: Callable[[Any], str | None] | None = None, options: Any = None,
+    output: IO[bytes] | None = None, base: Callable[[Any], object] | None = None,
 ) -> Any:  # fmt: skip
     """Return the first message of `function(connection, content)`, called in a process for each
     rank, and end the processes.

@@ -189,8 +189,8 @@ def before_search(
             try:
                 template.ask(
                     answer, (job, interrupted), ranks=ranks,
-                    within_s=LONGEST_S, prepare=entries.prepare, options=config.schema.workload, output=output,
-                    base=entries.prepare_base,
+                    within_s=LONGEST_S, prepare=entries.prepare,
+                    options=config.schema.workload, output=output, base=entries.prepare_base,
                 )  # fmt: skip
             except TimeoutError:
                 raise ConfigError(

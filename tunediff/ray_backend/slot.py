@@ -36,7 +36,7 @@ def run_group(
     shared: str = "",
 ) -> None:  # fmt: skip
     """Run a group of workers until its slot ends it; `storage`: folder of Ray Train's own files;
-    `here`: that the workers work in; `shared`: name of templates that they use. Raises when a worker fails.
+    `here`: that the workers work in; `shared`: name of their templates. Raises when a worker fails.
     """
     # `TorchTrainer` would import torch in each process of the group
     from ray.train import BackendConfig, FailureConfig, RunConfig, ScalingConfig
