@@ -313,10 +313,7 @@ def planned(new: NewComparison, options: CompareOptions, say: Say) -> dict[str, 
             if config.parallel.processes == 1:
                 of_runs = functools.partial(kept(local.TRIALS).prepare, config.schema.workload)
         measured = {**probe.before_search(config, True, not options.dry_run, prepared=of_runs)}
-    values = plan.of_pairs(
-        new.names, new.configs, experiment.test.pairs, experiment.limit.budget or 0.0,
-        experiment.limit.unit, measured, experiment.devices,
-    )  # fmt: skip
+    values = plan.of_pairs(new.names, new.configs, experiment, measured)
     if new.commands:
         values["objective"] = f"{experiment.objective} ({experiment.mode})"
     return values

@@ -1,13 +1,14 @@
 """Say whether an error is a fault of the disk that results are on. Such a fault says nothing about
 a trial, so the trial has no end and goes on later.
 
-In the process of a run `fault_behind` decides whether an error is one (`training/run_trial.py`);
-the run then writes no end. Its driver (`tuning/trial.py`) decides by `is_full` whether more
-attempts are of use: if not, it writes `fault` with `kind: disk` into the journal and raises the
-error. Where even that line finds no room, `unwritable` says so by trying. In a search on Ray
+A line fails in `Journal.write` (`core/journal.py`). In the process of a run `fault_behind` decides
+whether an error is one (`training/run_trial.py`); the run then writes no end, and
+`tuning/worker.py` hands the error on. Its driver (`tuning/trial.py`) decides by `is_full` whether
+more attempts are of use: if not, it writes `fault` with `kind: disk` into the journal and raises
+the error. Where even that line finds no room, `unwritable` says so by trying. In a search on Ray
 `ray_backend/searcher.py` finds the fault of such a trial again and raises it. In the end
-`writing_to` (`tuning/rounds.py`) makes it the error that the user reads: exit code 1, and how to
-resume.
+`writing_to` (`tuning/rounds.py`) makes it the error that the user reads, `resumable`
+(`tuning/experiment.py`) adds how to resume, and `guarded` (`cli.py`) exits with code 1.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from tunediff.analysis import error_spending, evaluating
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.clock import UNITS, UnitName, own_s
+from tunediff.experiment.model import Experiment
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, resources
 
@@ -103,21 +104,18 @@ def _disk(
 def of_pairs(
     names: Sequence[str],
     sides: Sequence[Any],
-    most: int,
-    budget_s: float,
-    unit: UnitName,
+    experiment: Experiment,
     measured: Mapping[str, Any],
-    at_once: int = 1,
 ) -> dict[str, Any]:
     """Return what a comparison will run and cost; see `values`. Start-up is assumed, not measured.
 
-    names: A and B as the user typed them. sides: their configurations. most: maximum number of
-    pairs. budget_s: of one run, in seconds of `unit`; 0: its own end. at_once: runs at the same
-    time.
+    names: A and B as the user typed them. sides: their configurations.
     """
+    limit, most = experiment.limit, experiment.test.pairs
     workload, each_s = cfg.of(sides[0]), measured.get("evaluation_s")
     describe = workload.get_hook("evaluation_protocol")
-    training_s = most * sum(own_s(budget_s, unit, side.devices) for side in sides)
+    budget_s = limit.budget or 0.0  # 0: the program's own end
+    training_s = most * sum(own_s(budget_s, limit.unit, side.devices) for side in sides)
     evaluation_s = 2 * most * int(sides[0].evaluation.points) * (each_s or 0.0)
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
     runs_s = training_s + evaluation_s + 2 * most * evaluating.RUN_S
@@ -130,15 +128,15 @@ def of_pairs(
         "pairs_at_least": least,
         "pairs_at_most": most,
         "runs_at_most": 2 * most,
-        "at_once": at_once,
+        "at_once": experiment.devices,
         "seconds": {
             "training": training_s,
             "evaluation": None if each_s is None else evaluation_s,
-            "wall_clock": evaluating.START_S + runs_s / at_once,
+            "wall_clock": evaluating.START_S + runs_s / experiment.devices,
         },
         "wall_clock_lacks": ["evaluation"] if each_s is None else [],
-        "wall_s_at_least": evaluating.START_S + runs_s * least / most / at_once,
-        **_of_runs(sides[0], budget_s, unit, measured),
+        "wall_s_at_least": evaluating.START_S + runs_s * least / most / experiment.devices,
+        **_of_runs(sides[0], budget_s, limit.unit, measured),
         "objective": describe(sides[0]) if describe is not None else None,
         "notes": measured.get("data", []),
     }
