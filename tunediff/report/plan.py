@@ -111,11 +111,14 @@ def of_pairs(
 
     names: A and B as the user typed them. sides: their configurations.
     """
-    limit, most = experiment.limit, experiment.test.pairs
+    most, unit, budget_s = (
+        experiment.test.pairs,
+        experiment.limit.unit,
+        experiment.limit.budget or 0.0,
+    )
     workload, each_s = cfg.of(sides[0]), measured.get("evaluation_s")
     describe = workload.get_hook("evaluation_protocol")
-    budget_s = limit.budget or 0.0  # 0: the program's own end
-    training_s = most * sum(own_s(budget_s, limit.unit, side.devices) for side in sides)
+    training_s = most * sum(own_s(budget_s, unit, side.devices) for side in sides)
     evaluation_s = 2 * most * int(sides[0].evaluation.points) * (each_s or 0.0)
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
     runs_s = training_s + evaluation_s + 2 * most * evaluating.RUN_S
@@ -136,7 +139,7 @@ def of_pairs(
         },
         "wall_clock_lacks": ["evaluation"] if each_s is None else [],
         "wall_s_at_least": evaluating.START_S + runs_s * least / most / experiment.devices,
-        **_of_runs(sides[0], budget_s, limit.unit, measured),
+        **_of_runs(sides[0], budget_s, unit, measured),
         "objective": describe(sides[0]) if describe is not None else None,
         "notes": measured.get("data", []),
     }
