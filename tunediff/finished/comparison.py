@@ -14,6 +14,7 @@ import numpy as np
 
 from tunediff.analysis.statistics import holm, mean, sd
 from tunediff.command.metrics import expression
+from tunediff.config.knobs import validated
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.outcomes import Verdict
@@ -182,13 +183,16 @@ class FinishedComparison:
                 of[np.isfinite(of)].tolist() for of in (self._values(runs), self._seconds(runs))
             )
             compared = seconds if self.by_time else values
+            missed = len(one.irregular.get("missed", ())) if self.by_time else 0
+            middle = float(np.median(self._seconds(runs))) if missed else mean(compared)
             candidates.append(
                 Candidate(
                     name=self.names[index], configuration={}, trial=None,
                     verdict=self._verdict(one, effect) if index else Verdict.BASELINE,
-                    runs=len(self.sets[index]),
-                    failures=sum(len(one.irregular.get(n, ())) for n in ("diverged", "missed")),
-                    value=mean(compared), sd=sd(compared), values=compared, effect=effect,
+                    runs=len(self.sets[index]), missed=missed,
+                    failures=len(one.irregular.get("diverged", ())), values=compared, effect=effect,
+                    value=middle if math.isfinite(middle or 0.0) else None,
+                    sd=None if missed else sd(compared),
                     speedup=None, evaluations=sum(one.evaluations) / 2,
                     others={self.experiment.objective: values} if self.by_time else {},
                 )
@@ -243,7 +247,10 @@ def verify(folder: Path) -> dict[str, Any]:
         for file in files
     ]
     found = reading.as_json(FinishedComparison(experiment, sets).result(folder.name))
-    said = json.loads((folder / JSON).read_text())
+    content = json.loads((folder / JSON).read_text())
+    del content["schema"]
+    # A key that has come since then has its default
+    said = reading.as_json(validated(Result, content, str(folder / JSON)))
     # Sentences are no facts, and the folder may have been moved
     faults = [*proof.other_numbers(found | {key: said.get(key) for key in SAID}, said)]
     return {"folder": str(folder), "verified": not faults, "faults": faults,
