@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tunediff.analysis.journals import Following
 from tunediff.core import text
-from tunediff.core import trial_record as record
 from tunediff.core.progress import DOING, log_exceptions
 
 SILENCE_S = 60.0
@@ -38,9 +35,8 @@ class Heartbeat:
         self._folder, self._say, self._display_name = folder, say, display_name
         self._at_most = "" if limit_s is None else f" (at most {text.seconds(limit_s)})"
         self._over, self._last = threading.Event(), time.monotonic()
-        self._following = Following(folder)
-        # An interrupted search left trials without an end; they go on when their journals grow.
-        self._interrupted = {name: stat.st_size for name, stat in self._unfinished().items()}
+        # Trials of an interrupted search may have left such files; clocks of files lag a little.
+        self._begun = time.time() - 1.0
 
     def __enter__(self) -> Heartbeat:
         threading.Thread(target=self._run, daemon=True, name="heartbeat").start()
@@ -59,26 +55,20 @@ class Heartbeat:
                 log_exceptions("what goes on", lambda: self._say(self.doing()))
                 self.beat()
 
-    def _unfinished(self) -> dict[str, os.stat_result]:
-        self._following.read()
-        running = [trial.name for trial in self._following.trials if trial.status is None]
-        return {name: (self._folder / "trials" / name / record.JOURNAL).stat() for name in running}
-
     def doing(self) -> str:
-        """Return what the newest running trial does.
+        """Return what the trial does whose work was noted last.
 
         Example: `t0001 evaluating for 40s: sampling 64 images: 120 of 640 steps, about 35s left`.
         """
-        journals = self._unfinished()
-        running = [n for n, stat in journals.items() if stat.st_size != self._interrupted.get(n)]
-        if not running:
-            return f"starting the workers for {text.seconds(time.monotonic() - self._last)}"
-        shown = self._display_name(name := running[-1])
-        with contextlib.suppress(FileNotFoundError):
-            progress = json.loads((self._folder / "trials" / name / DOING).read_text())
-            spent, part = text.seconds(time.time() - progress["since"]), progress["part"]
-            limit = self._at_most if part == "train" else ""
-            work = f": {progress['work']}" if progress["work"] else ""
-            return f"{shown} {PARTS[part]} for {spent}{limit}{work}"
-        waited = text.seconds(time.time() - journals[name].st_mtime)
-        return f"{shown} waits for its workers for {waited}: they start"
+        files = (self._folder / "trials").glob(f"*/{DOING}")
+        with contextlib.suppress(FileNotFoundError):  # of a trial that ends meanwhile
+            noted = [(file.stat().st_mtime, file) for file in files]
+            if noted and max(noted)[0] >= self._begun:
+                file = max(noted)[1]
+                progress = json.loads(file.read_text())
+                spent, part = text.seconds(time.time() - progress["since"]), progress["part"]
+                limit = self._at_most if part == "train" else ""
+                work = f": {progress['work']}" if progress["work"] else ""
+                name = self._display_name(file.parent.name)
+                return f"{name} {PARTS[part]} for {spent}{limit}{work}"
+        return f"starting the workers for {text.seconds(time.monotonic() - self._last)}"
