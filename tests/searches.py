@@ -101,7 +101,7 @@ def night(folder):
         place = write(folder, wanted, number, point, curve)
         Image.new("L", (40, 40), 90 * number).save(place / "samples.png")
     (folder / "sessions.jsonl").write_text(
-        '{"event": "begin", "time": 990.0, "monotonic_s": 0, "command": "python -m tunediff.search digits --name night"}\n'
+        '{"event": "begin", "time": 990.0, "monotonic_s": 0, "command": "tunediff search digits --name night"}\n'
         '{"event": "end", "time": 1090.0, "monotonic_s": 100}\n'
     )  # fmt: skip
     return folder

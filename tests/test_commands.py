@@ -198,7 +198,7 @@ def test_a_resume_that_has_nothing_to_run_starts_nothing_and_spends_nothing(tmp_
     assert search.main(["--resume", "night", "--storage", str(tmp_path)]) == 0
     assert sessions.all_spent_s(tmp_path / "night") == spent_s
     left_out = "Not begun: 6 of 8 trials: another would not end within 20s; to run them: "
-    assert f"{left_out}python -m tunediff.search --resume night --total 2m00s" in capsys.readouterr().out
+    assert f"{left_out}tunediff search --resume night --total 2m00s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(foun
     assert "# trial t0001 of search night" in text
     assert "# FD (classifier) 3 after 20.0 training seconds; baseline 6" in text
     assert f"torch {environment.describe()['versions']['torch']}" in text
-    assert "train: python -m tunediff.train --config" in capsys.readouterr().out
+    assert "train: tunediff train --config" in capsys.readouterr().out
     # It is the baseline of the next search.
     content = {key: value for key, value in FILE.items() if key not in ("workload", "fixed")}
     assert search_space.parse(content | {"workload": str(best)}, "next.yaml").baseline == cfg.load(best)

@@ -224,7 +224,7 @@ def test_an_interrupted_one_goes_on_where_it_was(backend, capsys):
     backend.ends = {"t0002": KeyboardInterrupt}
     assert compare.main(["digits", "loader.batch_size=64", "--name", "x"]) == 130
     error = capsys.readouterr().err
-    assert error.endswith("resume: python -m tunediff.compare --resume x\n")
+    assert error.endswith("resume: tunediff compare --resume x\n")
     before = [
         (folder.name, (folder / "journal.jsonl").read_bytes()) for folder in Path("ray_results/x/trials").iterdir()
     ]

@@ -107,7 +107,7 @@ def test_full_protocol(model, tmp_path, capsys):
     assert found["extractor"] == {"name": "classifier", "label": "FD (classifier)", "digest": extractor.digest}
     assert found["weights_sha256"] == hashlib.sha256((tmp_path / "small.safetensors").read_bytes()).hexdigest()
     assert found["fingerprint"] == cfg.fingerprint(CONFIG)
-    assert found["command"] == "python -m tunediff.evaluate small.yaml --images 150 --batch-size 40 --out kept"
+    assert found["command"] == "tunediff evaluate small.yaml --images 150 --batch-size 40 --out kept"
     assert found["images_per_s"] == pytest.approx(150 / found["sampling_s"])
     assert found["environment"] == environment.describe()
     assert found["metrics"]["kid"]["within_sd"] == pytest.approx(expected["kid"].within_sd, rel=1e-5)

@@ -1,7 +1,6 @@
 """Every command that is printed runs when it is pasted, from folders and for names that a shell would take apart."""
 
 import html
-import importlib
 import json
 import re
 import shlex
@@ -14,6 +13,7 @@ from tests import searches
 from tests.report.conftest import plain  # noqa: F401
 from tests.test_models import search_folder
 from tunediff import compare, evaluate, export, search, search_space
+from tunediff.__main__ import main
 from tunediff.api import train_run
 from tunediff.core import text
 from tunediff.core.files import study_url
@@ -59,15 +59,13 @@ def interrupted(*_):
 
 def pasted(line):
     """The exit code of a printed line."""
-    python, m, module, *words = shlex.split(line)
-    assert (python, m) == ("python", "-m")
-    found = importlib.import_module(module)
-    found = importlib.import_module(f"{module}.__main__") if hasattr(found, "__path__") else found
-    return found.main(words)
+    program, *words = shlex.split(line)
+    assert program == "tunediff"
+    return main(words)
 
 
 def commands(text):
-    return re.findall(r"^.*?(python -m tunediff\..*)$", text, re.M)
+    return re.findall(r"^.*?(tunediff [a-z]+ .*)$", text, re.M)
 
 
 def test_what_a_search_ends_with(storage, capsys):
@@ -86,8 +84,8 @@ def test_what_a_report_holds(storage, instead_of_trials, plain):  # noqa: F811
     assert pasted(text.command("report", NAME, storage=storage)) == 0
     page = html.unescape((storage / NAME / "report.html").read_text())
     told = [line for part in re.findall(r"<(pre|code)[^>]*>(.*?)</\1>", page, re.S) for line in commands(part[1])]
-    codes = {line.split()[2]: pasted(line) for line in told}
-    assert codes == {"tunediff.search": 130, "tunediff.export": 0, "tunediff.train": 0, "tunediff.report": 0}
+    codes = {line.split()[1]: pasted(line) for line in told}
+    assert codes == {"search": 130, "export": 0, "train": 0, "report": 0}
     assert (storage / f"{NAME}-again").is_dir(), "beside the first"
 
 
@@ -102,9 +100,9 @@ def test_what_an_interruption_says(storage, instead_of_trials, capsys, command):
 
 
 def test_the_default_storage_goes_without_saying(storage):
-    assert text.command("report", "night", storage=Path("ray_results")) == "python -m tunediff.report night"
-    assert text.command("report", "night", storage=Path.cwd() / "ray_results") == "python -m tunediff.report night"
-    assert text.command("report", "night", storage=storage) == f"python -m tunediff.report night --storage '{STORAGE}'"
+    assert text.command("report", "night", storage=Path("ray_results")) == "tunediff report night"
+    assert text.command("report", "night", storage=Path.cwd() / "ray_results") == "tunediff report night"
+    assert text.command("report", "night", storage=storage) == f"tunediff report night --storage '{STORAGE}'"
 
 
 def test_the_study_is_where_it_is_said_to_be(storage):

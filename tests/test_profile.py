@@ -72,7 +72,7 @@ def test_profile_of_the_digits(tmp_path, capsys, monkeypatch, in_this_process):
     assert len(found["operations"]) == 10
     assert found["config"] == cfg.flat(tiny(data__max_images=32))
     assert found["environment"] == environment.describe()
-    assert found["command"].startswith("python -m tunediff.profile --config digits --steps 3")
+    assert found["command"].startswith("tunediff profile --config digits --steps 3")
     assert found["samples"] == {"name": "digits", "count": 32, "mib": 32 * 64 / 2**20}
 
     with gzip.open("here/trace.json.gz") as file:
@@ -152,4 +152,4 @@ def test_a_profile_that_fails_leaves_nothing(tmp_path, capsys, quick, monkeypatc
 def test_torchrun_is_refused(capsys, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert profile.main(["--config", "digits", "--steps", "9"]) == 2
-    assert capsys.readouterr().err.endswith("start it as python -m tunediff.profile --config digits --steps 9\n")
+    assert capsys.readouterr().err.endswith("start it as tunediff profile --config digits --steps 9\n")

@@ -61,7 +61,7 @@ def _overview(words: Sequence[str] | None) -> int:
     print("\n".join(f"tunediff {name:<9} {text}" for name, text in COMMANDS.items()))
     print(
         "\nOptions of each: tunediff COMMAND --help; of this: --version. Also as python -m"
-        " tunediff.COMMAND"
+        " tunediff COMMAND"
     )
     return cli.OK
 

@@ -190,7 +190,7 @@ def parse(
     `exits`: what its exit codes say. Raises `ConfigError`.
     """
     parser = _Parser(
-        prog=text.program(module),
+        prog=" ".join(text.program(module)),
         description=description,
         epilog=f"Exit codes: {exits}.",
         formatter_class=argparse.RawDescriptionHelpFormatter,

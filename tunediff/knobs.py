@@ -1,4 +1,4 @@
-"""List the knobs of a workload: `python -m tunediff.knobs [PREFIX]`.
+"""List the knobs of a workload: `tunediff knobs [PREFIX]`.
 
 PREFIX is a knob (`optimizer.lr`) or a section (`timesteps`). Without --workload the knobs are those
 of the digits.

@@ -1,4 +1,4 @@
-"""Draw images from a saved model: `python -m tunediff.sample RUN`.
+"""Draw images from a saved model: `tunediff sample RUN`.
 
 RUN is a training folder, a search (its best trial), NAME/t0003 or an exported best.yaml. Before a
 sheet of more than 100 steps a first one of 16 images and 10 steps is written, in seconds. Image

@@ -1,5 +1,4 @@
-"""Train one configuration outside any search: `python -m tunediff.train --config best.yaml --budget
-5m`.
+"""Train one configuration outside any search: `tunediff train --config best.yaml --budget 5m`.
 
 Without --budget and --samples it trains until it is stopped. The same command again resumes an
 interrupted training, also with other knobs of `parallel`, and does nothing to a finished one. Runs

@@ -5,7 +5,7 @@ set -u
 cd "$(dirname "$0")"
 out=${1:-proof}
 for change in momentum he smoothing; do
-  python -m tunediff.compare --run 'python train.py --seed {seed} --change {change}' change=none change=$change \
+  tunediff compare --run 'python train.py --seed {seed} --change {change}' change=none change=$change \
     --objective accuracy --mode max --target 'accuracy>=0.95' --time 'train_time:([\d.]+)s' --budget 30s \
     --level 0.01 --name "speedrun-$change" --out "$out/$change" --quiet
 done

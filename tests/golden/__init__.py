@@ -38,7 +38,7 @@ class Objective:
 
 FALLS, RISES = Objective("digits", "min", "optimizer.lr"), Objective("ranker", "max", "lr")
 SESSION = [
-    {"event": "begin", "time": 990.0, "monotonic_s": 0.0, "command": "python -m tunediff.search digits --name night"},
+    {"event": "begin", "time": 990.0, "monotonic_s": 0.0, "command": "tunediff search digits --name night"},
     {"event": "end", "time": 1090.0, "monotonic_s": 100.0, "complete": True},
 ]
 GRID = {"budget": {"per_trial": "20s"}, "seeds": 3, "grid": {"loader.batch_size": [64, 128, 256]}}

@@ -20,7 +20,7 @@ STEP = {
     "flops_per_sample": 2.5e7, "peak_flops_per_s": 1e11, "peak_share": 0.32,
 }  # fmt: skip
 FOUND = {
-    "name": "small", "command": "python -m tunediff.profile --config small.yaml", "workers": 1, "time": 0.0, "wall_s": 60.0,
+    "name": "small", "command": "tunediff profile --config small.yaml", "workers": 1, "time": 0.0, "wall_s": 60.0,
     "unit": "images", "names": {"sampler": "noise and sampler", "ema": "EMA"},
     "config": cfg.flat(tiny(loader__workers=2)), "fingerprint": "made up", "environment": environment.describe() | {
         "cpu": "EPYC", "cpu_cores": 2, "memory_gib": 8.8, "python": "3.11.7",

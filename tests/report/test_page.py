@@ -81,8 +81,8 @@ def test_the_command_writes_into_the_given_folder(night, plain, tmp_path, capsys
     assert capsys.readouterr().out.splitlines()[0] == f"report: {night / 'report.html'}"
     assert command.main(["night", "--storage", str(tmp_path), "--out", str(tmp_path / "other")]) == 0
     text = words((tmp_path / "other" / "report.html").read_text())
-    assert f"python -m tunediff.report night --storage {tmp_path}" in text
-    assert f"python -m tunediff.search {tmp_path}/night/experiment.yaml --name night-again" in text
+    assert f"tunediff report night --storage {tmp_path}" in text
+    assert f"tunediff search {tmp_path}/night/experiment.yaml --name night-again" in text
 
 
 @pytest.mark.parametrize(

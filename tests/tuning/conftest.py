@@ -65,7 +65,7 @@ class Search:
         family = of_search(self.process)
         self.process.send_signal(signal.SIGINT)
         assert self.process.wait(WAIT_S) == 130
-        assert f"resume: python -m tunediff.search --resume {self.name}" in self.log
+        assert f"resume: tunediff search --resume {self.name}" in self.log
         assert "Traceback" not in self.log
         assert all_gone(family) == []
 

@@ -71,7 +71,7 @@ def test_a_pair_that_was_killed_begins_again_as_a_pair(program, capsys):
         logs = [trial / "output.log" for trial in trials]
         wait_until(lambda: all(log.is_file() and "loss" in log.read_text() for log in logs))
         process.send_signal(signal.SIGTERM)  # who starts us in the background lets SIGINT be ignored
-        assert "resume: python -m tunediff.compare --resume x" in process.stderr.read()
+        assert "resume: tunediff compare --resume x" in process.stderr.read()
     assert process.returncode == 130
     wait_until(lambda: not processes_of("train.py"))
     assert not any(trial_record.read_trial(trial).finished for trial in trials)
@@ -124,7 +124,7 @@ def test_finalists_are_confirmed_at_the_same_time_and_again_together_after_an_in
         logs = [trial / "output.log" for trial in trials[:2]]
         wait_until(lambda: all(log.is_file() and "loss" in log.read_text() for log in logs))
         process.send_signal(signal.SIGTERM)
-        assert "resume: python -m tunediff.search --resume s" in process.stderr.read()
+        assert "resume: tunediff search --resume s" in process.stderr.read()
     assert process.returncode == 130
     wait_until(lambda: not processes_of("train.py"))
 

@@ -226,7 +226,7 @@ def test_the_head_dies_and_another_cluster_goes_on(nodes, search):
     end([nodes.process])
     assert process.wait(WAIT_S) == 1
     assert "error: the head of the cluster does not answer any more; everything measured is in" in one.log
-    assert f"resume: python -m tunediff.search --resume headless --address {nodes.address}" in one.log
+    assert f"resume: tunediff search --resume headless --address {nodes.address}" in one.log
     before = one.journals
     with contextlib.closing(Nodes()) as others:
         others.add()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -277,7 +276,8 @@ def search_file(call: SearchCall) -> Path:
 
 def _run_command(options: SearchOptions, name: str) -> None:
     """Run the command in a process of its own. Raises `TunediffError` with its last lines."""
-    command = [sys.executable, *shlex.split(options.command_line("search", SearchOptions))[1:]]
+    words = options.command_words(SearchOptions)
+    command = [sys.executable, "-m", "tunediff.search", *words]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                           stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
         try:

@@ -22,6 +22,7 @@ from tunediff.config.schema import (
     to_dict,
     with_absolute_paths,
 )
+from tunediff.core import text
 from tunediff.core.files import FORMAT, check_format
 
 FORMAT_KEY = "tunediff_format"
@@ -93,7 +94,7 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
     """
     content = read_yaml(path)
     is_search = "budget" in content and {"search", "grid", "trials", "ladder"} & content.keys()
-    exported = "its best one is what python -m tunediff.export NAME writes"
+    exported = f"its best one is what {text.command('export', 'NAME')} writes"
     refuse(is_search, f"{path}: is a search file, not a configuration; {exported}")
     schema = workload.named_in(content, str(path), path.absolute().parent).schema
     knobs = flatten(content, str(path))

@@ -101,7 +101,7 @@ class Options(Section):
 
     def command_line(self, module: str, kind: type[Section]) -> str:
         """Return the command that asks for the same, as far as `kind` has options for it."""
-        return shlex.join(["python", "-m", f"tunediff.{module}", *self.command_words(kind)])
+        return text.command(module, *self.command_words(kind))
 
 
 def about_of(field: FieldInfo) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+import shutil
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,27 +24,28 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
+def program(module: str) -> list[str]:
+    """Return the words that start a command: `tunediff search`.
+
+    `python -m tunediff search` where a shell would not find this interpreter's own script.
+    """
+    script = shutil.which("tunediff")
+    is_own = script is not None and Path(script).parent == Path(sys.executable).parent
+    return ["tunediff", module] if is_own else ["python", "-m", "tunediff", module]
+
+
 def command(module: str, *words: object, storage: Path = STORAGE) -> str:
     """Return a command to paste: quoted words, and `--storage` unless it is the default."""
     if (place := files.address_of(storage) or shown(storage.absolute())) != str(STORAGE):
         words = (*words, "--storage", place)
-    return shlex.join(["python", "-m", f"tunediff.{module}", *map(str, words)])
+    return shlex.join([*program(module), *map(str, words)])
 
 
 def original_command(module: str, argv: Sequence[str] | None, processes: int = 1) -> str:
     """Return a command as it was typed; of several processes, as torchrun should start it."""
-    start = ["torchrun", "--nproc-per-node", str(processes)] if processes > 1 else ["python"]
-    return shlex.join(
-        [*start, "-m", f"tunediff.{module}", *(sys.argv[1:] if argv is None else argv)]
-    )
-
-
-def program(module: str) -> str:
-    """Return how this command was called: `tunediff search`, `python -m tunediff.search` …."""
-    called = Path(sys.argv[0])
-    if called.parent.name == "tunediff" and called.name == "__main__.py":
-        return f"python -m tunediff {module}"
-    return f"tunediff {module}" if called.name == "tunediff" else f"python -m tunediff.{module}"
+    torchrun = ["torchrun", "--nproc-per-node", str(processes), "-m", f"tunediff.{module}"]
+    start = torchrun if processes > 1 else program(module)
+    return shlex.join([*start, *(sys.argv[1:] if argv is None else argv)])
 
 
 def truncate(words: str, most: int) -> str:

@@ -1,1 +1,1 @@
-"""Check a machine before a search is started on it: `python -m tunediff.doctor`."""
+"""Check a machine before a search is started on it: `tunediff doctor`."""
