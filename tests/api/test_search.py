@@ -179,8 +179,8 @@ def test_a_search_on_a_cluster_is_the_command_in_a_process_of_its_own(tmp_path, 
         monkeypatch.setattr(name, value)
     with pytest.raises(tunediff.TunediffError, match="night ended with exit code 2: error: no"):
         tunediff.run_search("digits", budget=3, name="night", storage=tmp_path, address="a:1")
-    assert started[0][1:3] == ["-m", "tunediff.search"]
-    assert search.arguments(started[0][3:]) == search.SearchCommandOptions(
+    assert started[0][1:4] == ["-m", "tunediff", "search"]
+    assert search.arguments(started[0][4:]) == search.SearchCommandOptions(
         words=["digits"], name="night", storage=tmp_path, budget=3, address="a:1"
     )
 

@@ -277,7 +277,7 @@ def search_file(call: SearchCall) -> Path:
 def _run_command(options: SearchOptions, name: str) -> None:
     """Run the command in a process of its own. Raises `TunediffError` with its last lines."""
     words = options.command_words(SearchOptions)
-    command = [sys.executable, "-m", "tunediff.search", *words]
+    command = [sys.executable, "-m", "tunediff", "search", *words]
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                           stderr=subprocess.PIPE, text=True) as process:  # fmt: skip
         try:

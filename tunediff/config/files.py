@@ -94,8 +94,11 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
     """
     content = read_yaml(path)
     is_search = "budget" in content and {"search", "grid", "trials", "ladder"} & content.keys()
-    exported = f"its best one is what {text.command('export', 'NAME')} writes"
-    refuse(is_search, f"{path}: is a search file, not a configuration; {exported}")
+    refuse(
+        is_search,
+        f"{path}: is a search file, not a configuration; its best one is what"
+        f" {text.command('export', 'NAME')} writes",
+    )
     schema = workload.named_in(content, str(path), path.absolute().parent).schema
     knobs = flatten(content, str(path))
     config = override(schema.default(), knobs, where=str(path), check=not words)

@@ -29,9 +29,8 @@ def program(module: str) -> list[str]:
 
     `python -m tunediff search` where a shell would not find this interpreter's own script.
     """
-    script = shutil.which("tunediff")
-    is_own = script is not None and Path(script).parent == Path(sys.executable).parent
-    return ["tunediff", module] if is_own else ["python", "-m", "tunediff", module]
+    is_found = shutil.which("tunediff") == str(Path(sys.executable).with_name("tunediff"))
+    return ["tunediff", module] if is_found else ["python", "-m", "tunediff", module]
 
 
 def command(module: str, *words: object, storage: Path = STORAGE) -> str:
