@@ -30,11 +30,18 @@ def test_mean_and_deviation_have_the_digits_of_the_deviation(values, text):
 
 
 @pytest.mark.parametrize(
-    ("share", "text"),
-    [(0.38, "38"), (0.004, "0.4"), (0.0004, "0.04"), (0.00094, "0.09"), (0.00096, "0.1"), (-0.0004, "-0.04"), (0, "0")],
-)
-def test_percents_have_a_significant_digit(share, text):
-    assert words.percent(share) == f"{text}{words.SPACE}%"
+    ("said", "text"),
+    [
+        *((words.percent(share), f"{text}{words.SPACE}%") for share, text in (
+            (0.38, "38"), (0.004, "0.4"), (0.0004, "0.04"), (0.00094, "0.09"), (0.00096, "0.1"), (-0.0004, "-0.04"),
+            (0, "0"),
+        )),
+        (words.seconds(59.4), "59s"), (words.seconds(59.6), "1m00s"), (words.seconds(90.0), "1m30s"),
+        (words.seconds(3599.4), "59m59s"), (words.seconds(3599.6), "1h00m"),
+    ],
+)  # fmt: skip
+def test_percents_have_a_significant_digit_and_seconds_a_unit(said, text):
+    assert said == text
 
 
 @pytest.mark.parametrize(
