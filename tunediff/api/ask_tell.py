@@ -158,7 +158,8 @@ class AskTellStudy:
             trial: From `ask`.
             value: The objective at its end, or the metric of a target, without which the trial
                 fails. Default: the one that was reported last. Not finite: it has diverged.
-            status: `ok` (the default with a value), `pruned`, `oom`, `nan`, `timeout` or `error`.
+            status: `ok` (the default with a value), `pruned`, `oom`, `nan`, `timeout`, `missed`
+                or `error`.
             reason: Why it failed, for the report.
             time_s, measured: As `AskedTrial.report` takes them.
 

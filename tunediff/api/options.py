@@ -181,7 +181,8 @@ def check_command(options: CompareOptions) -> None:
     allowed = "a --target, or --outcome final: every run takes its budget"
     allow(fits, "--better", options.better, allowed)
     given = options.given(RunLimit, machine_options.MachineOptions)
-    allow(options.compile != "free", "--compile", options.compile, "cold, shared")
+    compiling = given.get("compile", "cold")
+    allow(compiling in ("cold", "shared"), "--compile", compiling, "cold, shared")
     for name in ("unit", "address"):
         allowed = "none: one command at a time runs on this machine, for seconds of wall-clock"
         allow(name not in given, f"--{name}", given.get(name), allowed)
