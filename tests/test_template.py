@@ -210,7 +210,7 @@ def test_templates_of_a_base_have_what_it_has_imported_and_the_state_of_their_pa
 
 
 @pytest.mark.parametrize("shared", ["", "shared"])
-@pytest.mark.parametrize("killed", ["parent", "template"])
+@pytest.mark.parametrize("killed", ["parent", "base", "template"])
 def test_nothing_outlives_its_parent(killed, shared, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", template_runs.PARENT, shared and str(tmp_path)],
@@ -220,7 +220,9 @@ def test_nothing_outlives_its_parent(killed, shared, tmp_path):
         start_new_session=True,
     )
     above, *below = map(int, process.stdout.readline().split())
-    psutil.Process(process.pid if killed == "parent" else above).kill()
+    {"parent": psutil.Process(process.pid), "base": psutil.Process(above).parent()}.get(
+        killed, psutil.Process(above)
+    ).kill()
     try:
         assert gone(above, *below), "the run, or what it has started"
     finally:
