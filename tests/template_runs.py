@@ -83,8 +83,9 @@ def kill(connection, content):
 
 def spawn(connection, content):
     """Start a process that would stay, and heeds no signal that it can ignore, then send the pids."""
-    program = "import signal, time; signal.signal(signal.SIGIO, signal.SIG_IGN); time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", program])
+    child = subprocess.Popen(
+        [sys.executable, "-c", "import signal, time; signal.signal(signal.SIGIO, signal.SIG_IGN); time.sleep(600)"]
+    )
     connection.send((os.getppid(), os.getpid(), child.pid))
     if content == "waits":
         time.sleep(600)
