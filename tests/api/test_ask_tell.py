@@ -97,7 +97,11 @@ def test_seconds_to_a_target_are_the_objective_of_what_reports_its_metric(study,
         table = one.search.trials()
         assert table["time_to_target_s"].tolist()[::2] == pytest.approx([10 + 5 * 0.5 / 0.75, 4.0])
         assert table["error"].tolist() == [0.0, 2.0, 0.5]
-        assert table["reason"].tolist() == ["", "the target error<=1 was not reached", ""]
+        assert table["reason"].tolist() == [
+            "",
+            "the target error<=1 was not reached by values 5 % of the time apart",
+            "",
+        ]
         result = one.search.json()
         assert (result["objective"], result["target"]) == ("time_to_target_s", "error<=1")
         assert (result["candidates"][-1]["trial"], result["candidates"][-1]["value"]) == ("t0002", 4.0)

@@ -65,6 +65,7 @@ def test_the_unit_of_a_value_is_the_word_behind_it(line, unit):
 
 def test_a_pattern_has_one_group():
     assert MetricPattern("loss", r"Train Loss: ([0-9.]+)", "x").find("(step=5) Train Loss: 0.5, x") == 0.5
+    assert MetricPattern("acc", None, "x").find("epoch 3 | loss 0.74 | acc 81.61%") == 81.61
     assert math.isnan(MetricPattern("loss", r"loss (\S+)", "x").find("loss unknown"))
     for pattern in ("loss", "(a)(b)", "("):
         with pytest.raises(ConfigError, match="--pattern"):

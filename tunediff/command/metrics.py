@@ -82,7 +82,7 @@ class MetricPattern:
         self.name, self._is_by_name = name, pattern is None
         if pattern is None:
             border, sign = r"(?<![\w./-])", r"['\"]?\s*[:=│|\t]\s*['\"]?"
-            space = rf"[ ]+(?=(?:{NUMBER})\s*(?:[,;|)\]]|$))"
+            space = rf"[ ]+(?=(?:{NUMBER})%?\s*(?:[,;|)\]]|$))"
             text = rf"{border}{re.escape(name)}(?:{sign}|{space})({NUMBER})(?!\w|\.\d)"
             self._expression = re.compile(text, re.IGNORECASE)
             return

@@ -235,7 +235,7 @@ def _of_sides(comparison: Comparison) -> Result:
         target=str(rules.target) if rules.target is not None else None,
         budget_s=limit.budget,
         budget_unit=limit.unit,
-        best=candidates[-1].name,
+        best=candidates[comparison.verdict == Verdict.BETTER].name,
         candidates=candidates,
         **_tested(comparison),
         files={"results": str(folder), "report": str(folder / PAGE)},

@@ -326,6 +326,8 @@ class Result(Part):
     @property
     def leader(self) -> Candidate | None:
         """Return the best candidate, or B."""
+        if self.sides is not None:
+            return self.candidates[-1]
         return next((one for one in self.candidates if one.name == self.best), None)
 
     @property
