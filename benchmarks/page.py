@@ -24,7 +24,7 @@ from tunediff.core.text import markdown_table
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "ray_results/reference"
 PAGE = ROOT / "docs/results/benchmarks.md"
-RUNS = REFERENCE / "versus/runs.csv"
+RUNS, WINNERS = REFERENCE / "versus/runs.csv", REFERENCE / "versus/winner.csv"
 STEP = 'sleep 1; echo "loss: 0.$1$2"\n'
 STEPS = {
     "digits": "training, digits, batch 128",
@@ -96,6 +96,20 @@ def run_table() -> str:
     return markdown_table(rows)
 
 
+def winner_table() -> str:
+    """Return what a confirmed winner took, by `benchmarks.winner`."""
+    with open(WINNERS, newline="") as file:
+        measured = list(csv.DictReader(file))
+    rows = [
+        ["", "wall-clock", "of it trained", "pairs", "verdict on new seeds", "load average before"]
+    ]
+    for row in measured:
+        verdict = f"{row['verdict']}, {float(row['ratio']):.2f} times"
+        walls = [f"{float(row[name]):.0f} s" for name in ("wall_s", "trained_s")]
+        rows.append([row["tool"], *walls, row["pairs"], verdict, row["load"]])
+    return markdown_table(rows)
+
+
 def driver_table() -> str:
     """Return what Ray Tune, searcher, journals and console cost by trials, as `benchmarks.overhead` printed it."""
     lines = (REFERENCE / "overhead/output.txt").read_text().splitlines()
@@ -104,7 +118,9 @@ def driver_table() -> str:
 
 def filled(page: str) -> str:
     """Return the page with its tables made of the rows."""
-    for name, table in (("step", step_table()), ("run", run_table()), ("driver", driver_table())):
+    tables = {"step": step_table, "run": run_table, "winner": winner_table, "driver": driver_table}
+    for name, make in tables.items():
+        table = make()
         part = re.compile(rf"(<!-- {name} -->\n).*?(\n<!-- end -->)", re.S)
         page = part.sub(lambda found, table=table: f"{found[1]}\n{table.strip()}\n{found[2]}", page)
     return page
