@@ -136,9 +136,9 @@ def all_gone(processes):
     return [p.cmdline() for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-def pids(search, name):
-    """(driver, worker) of the trial's latest attempt."""
-    return search.events(name, "start")[-1]["pid"], search.events(name, "worker")[-1]["pid"]
+def worker_pid(search, name):
+    """The process of the trial's latest attempt."""
+    return search.events(name, "worker")[-1]["pid"]
 
 
 @pytest.fixture(scope="session", autouse=True)

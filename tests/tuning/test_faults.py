@@ -17,8 +17,8 @@ import psutil
 import pytest
 import yaml
 
-from tests.tuning.conftest import WAIT_S, all_gone, of_search, ray_process
-from tests.tuning.test_search import TRIALS, has, pids
+from tests.tuning.conftest import WAIT_S, all_gone, of_search, ray_process, worker_pid
+from tests.tuning.test_search import TRIALS, has
 
 pytestmark = [pytest.mark.cluster, pytest.mark.nightly]
 
@@ -71,10 +71,7 @@ def test_killed_actors_are_replaced(search, who):
     """kill -9 of the controller of the workers, of the slot, of the trial driver."""
     one, process = begin(search, "actor")
     one.wait_for(has(one, "t0000", 1))
-    if who == "ray::Driver":
-        os.kill(pids(one, "t0000")[0], signal.SIGKILL)
-    else:
-        ray_process(process, who).kill()
+    ray_process(process, who).kill()
     one.wait_for(has(one, "t0001", 1))
     one.family = set(of_search(process))
     settle(one, process, f"{who[5:]} dies", "kill -9", ["ok"] * 4, resumed=False)
@@ -172,7 +169,7 @@ def test_a_killed_search_resumes(search):
     one, process = begin(search, "killed")
     one.wait_for(has(one, "t0001", 1))
     one.family = set(of_search(process))
-    for pid in (pids(one, "t0001")[1], process.pid):
+    for pid in (worker_pid(one, "t0001"), process.pid):
         os.kill(pid, signal.SIGKILL)
     process.wait()
     settle(one, process, "search and worker die", "kill -9", ["ok"] * 4)
@@ -182,7 +179,7 @@ def loaders_of(one):
     """The loader processes of the first trial: its template's server forks them."""
 
     def found():
-        template = psutil.Process(pids(one, "t0000")[1]).parent()
+        template = psutil.Process(worker_pid(one, "t0000")).parent()
         return [child for child in template.children(recursive=True) if child.name() == "pt_data_worker"]
 
     return one.wait_for(found)
@@ -260,7 +257,7 @@ def test_a_hung_collective_times_out(search):
     )  # fmt: skip
     one.wait_for(has(one, "t0000", 1))
     one.family = set(of_search(process))
-    psutil.Process(pids(one, "t0000")[1]).suspend()
+    psutil.Process(worker_pid(one, "t0000")).suspend()
     one.wait_for(lambda: one.trial("t0000").finished)
     settle(one, process, "a rank stands still", "SIGSTOP of one of two", ["timeout", "ok"], resumed=False)
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import tunediff.search
-from tests.tuning.conftest import all_gone, block, of_search, pids
+from tests.tuning.conftest import all_gone, block, of_search, worker_pid
 from tunediff import search_space
 from tunediff.core import trial_record as record
 from tunediff.ray_backend import connection
@@ -116,7 +116,7 @@ def test_faults_become_statuses_kills_lose_nothing_and_finalists_run_again(searc
     one.wait_for(has(one, "t0004", 1))
     assert [one.trial(f"t000{i}").status for i in (2, 3)] == ["oom", "nan"], one.log
     assert "finite" in one.trial("t0003").reason
-    os.kill(pids(one, "t0004")[1], signal.SIGKILL)
+    os.kill(worker_pid(one, "t0004"), signal.SIGKILL)
     one.wait_for(lambda: one.trial("t0004").finished)
     killed = one.trial("t0004")
     assert (killed.status, len(killed.points), killed.attempts) == ("ok", 2, 2)
@@ -176,7 +176,7 @@ def test_a_hanging_worker_times_out_and_ctrl_c_prints_how_to_resume(search):
     one.start(str(one.file), "--name", "hang")
     one.wait_for(has(one, "t0000", 2))
     one.wait_for(lambda: one.events("t0001", "worker"))
-    psutil.Process(pids(one, "t0001")[1]).suspend()
+    psutil.Process(worker_pid(one, "t0001")).suspend()
     one.wait_for(lambda: one.trial("t0001").finished)
     assert (one.trial("t0001").status, "90 s" in one.trial("t0001").reason) == ("timeout", True)
 

@@ -77,7 +77,8 @@ def _tuner(
             # the workers keep their own
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             # a killed driver comes back and finds its workers busy
-            failure_config=tune.FailureConfig(max_failures=1),
+            # One death; between two trials Tune counts it twice, of the reset and of the step
+            failure_config=tune.FailureConfig(max_failures=2),
         ),
     )
 
