@@ -216,7 +216,7 @@ def test_own_trials_lift_the_limit_that_a_shipped_file_has_and_no_other(file, ca
     Path("own.yaml").write_text(yaml.safe_dump(FILE | {"budget": FILE["budget"] | {"total": "5m"}}))
     space = search_setup.requested(SearchOptions(words=words, **options)).space
     assert space.budget.total_s == total_s
-    lifted = [message for message in caplog.messages if "no limit for the whole search: 8m of digits" in message]
+    lifted = [message for message in caplog.messages if "no limit for the whole search: the 8m of digits" in message]
     assert len(lifted) == (total_s is None)
 
 

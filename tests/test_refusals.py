@@ -106,8 +106,8 @@ compare optimizer.lr=0.1 digits                       | command line: optimizer.
 compare nowhere.yaml digits                           | nowhere.yaml:
 compare digits digtis                                 | digtis: no such file, and no baseline of that name; did you mean digits
 compare digits ok.yaml                                | ok.yaml:
-compare digits digits                                 | digits: is what A is
-compare digits loader.batch_size=128                  | digits loader.batch_size=128: is what A is
+compare digits digits                                 | digits: A and B are identical
+compare digits loader.batch_size=128                  | digits loader.batch_size=128: A and B are identical
 compare digits seed=11                                | seed: 11
 compare digits digits_classifier                      | digits_classifier:
 compare digits evaluation.images=64                   | evaluation.images: 64

@@ -77,7 +77,7 @@ def test_every_figure_of_the_report_is_a_matplotlib_figure(night):
         (lambda: tunediff.run_search("digits", trials=0), "^trials: 0 is not allowed"),
         (lambda: tunediff.run_search("digits", trials="x"), "trials: 'x' is not allowed; allowed: a whole number"),
         (lambda: tunediff.open_search("gone"), "gone: no such search in"),
-        (lambda: tunediff.run_comparison("digits", "digits"), "digits: is what A is, on the same seeds"),
+        (lambda: tunediff.run_comparison("digits", "digits"), "digits: A and B are identical, on the same seeds"),
         (lambda: tunediff.run_training("digits"), "run_training: needs budget or samples"),
         (lambda: tunediff.run_profile("digits", steps=1), "^steps: 1 is not allowed"),
         (lambda: tunediff.load_model("gone"), "gone: no training, search or exported file"),

@@ -25,7 +25,7 @@ from tunediff.config import ConfigError, Values, configuration_of
 from tunediff.core import files, journal, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
-from tunediff.core.lock import alone
+from tunediff.core.lock import exclusive_lock
 from tunediff.core.logs import errors_only
 from tunediff.core.outcomes import Status
 from tunediff.core.point import QUANTITIES, Point
@@ -101,7 +101,7 @@ class AskTellStudy:
         self._lock, self._running = threading.RLock(), dict[str, AskedTrial]()
         self._exhausted = self._closed = False
         with contextlib.ExitStack() as stack:
-            stack.enter_context(alone(folder))
+            stack.enter_context(exclusive_lock(folder))
             storage = str(files.address_of(folder.parent) or folder.parent)
             again = f"tunediff.open_study(name={folder.name!r}, storage={storage!r}).close()"
             self._listeners = Listeners(*LISTENERS)

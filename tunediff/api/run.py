@@ -26,7 +26,7 @@ from tunediff.core import machine, text
 from tunediff.core import trial_record as record
 from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listener, Listeners
-from tunediff.core.lock import alone
+from tunediff.core.lock import exclusive_lock
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines, log_exceptions
 from tunediff.core.refusals import writing
@@ -69,7 +69,7 @@ def run(
     ):
         command_time, listeners = CommandTime(folder, lines.begun), Listeners(*LISTENERS)
         try:
-            with listeners.opened(activity, lines.say), alone(folder):
+            with listeners.opened(activity, lines.say), exclusive_lock(folder):
                 work(listeners, command_time)
                 command_time.charge()
         finally:
@@ -170,7 +170,7 @@ def _search(
         devices = stack.enter_context(contextlib.ExitStack())
         backend = devices.enter_context(opened)
         backend.say_through(shown.say)
-        listeners.speak_through(shown.say)
+        listeners.set_output(shown.say)
         if not searched:
             with listeners.with_listeners(shown):
                 connection.search(folder, space, backend, listeners)
@@ -209,7 +209,7 @@ def _confirm(
     """Run finalists and baseline on new seeds until it is decided."""
     repeat_lost(place)
     with display(place, space) as shown, listeners.with_listeners(shown):
-        listeners.speak_through(shown.say)
+        listeners.set_output(shown.say)
         log_exceptions("what is confirmed", _announce, shown)
         tell = functools.partial(_tell, shown)
         confirming.run(results, place, space, backend, listeners, tell)
@@ -379,7 +379,7 @@ def _rounds(comparison: Comparison, say: Say) -> rounds.Rounds:
 
     def over() -> bool:
         now = Comparison.read(folder)
-        log_exceptions("how far it is", tell, now)
+        log_exceptions("progress", tell, now)
         return now.ended
 
     make = functools.partial(

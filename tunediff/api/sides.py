@@ -135,7 +135,7 @@ def refuse_equal(name: str, sides: Sequence[Systems]) -> None:
     roots = {file.root for file in [cfg.of(side).file for side in sides] if file is not None}
     if len(roots) < 2 and len({*map(cfg.fingerprint, sides)}) == 1:
         hint = "change a knob, or compare it with itself on other seeds by --equal"
-        raise ConfigError(f"{name}: is what A is, on the same seeds; {hint}")
+        raise ConfigError(f"{name}: A and B are identical, on the same seeds; {hint}")
 
 
 def _refuse_other_protocol(a: Systems, b: Systems) -> None:
@@ -218,8 +218,8 @@ def of_commands(options: CompareOptions) -> tuple[CommandSide, CommandSide]:
                 f" that only B has it; allowed: before the first {first}=, for both"
             )
     if both[0] == both[1]:
-        hint = "A and B must differ, or be compared by --equal"
-        raise ConfigError(f"{WHERE}: {both[1].name}: is what A is; {hint}")
+        hint = "change one, or compare it with itself by --equal"
+        raise ConfigError(f"{WHERE}: {both[1].name}: A and B are identical; {hint}")
     return both
 
 

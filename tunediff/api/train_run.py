@@ -18,7 +18,7 @@ from tunediff.api.options import TRACK_HELP, UNIT_HELP, check_files, trainable
 from tunediff.config import ConfigError, Systems
 from tunediff.core import lock, machine, machine_options, remote, text
 from tunediff.core import trial_record as record
-from tunediff.core.clock import Budget, UnitName, own_s
+from tunediff.core.clock import Budget, UnitName, seconds_per_device
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Activity, Listeners
@@ -151,7 +151,7 @@ def _budget(options: TrainOptions, config: Systems) -> Budget:
         allow(every is None, "--every", every and text.format_exact(every), allowed)
         if seconds is None:
             return Budget(None, samples)
-        return Budget(own_s(seconds, options.unit or "wall", config.devices), samples)
+        return Budget(seconds_per_device(seconds, options.unit or "wall", config.devices), samples)
     # A user's own section may have that name as well, and knobs that mean something else
     optimizer = getattr(config.knobs, "optimizer", None)
     if isinstance(optimizer, Optimized):
@@ -176,7 +176,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
         if _rank() != 0:  # its process waits for rank 0
             return foreground.call(_process, request, workload, lines)
         remote.check(folder.parent)
-        with lock.alone(folder, "--out", f"--out: {folder} is trained by another process"):
+        with lock.exclusive_lock(folder, "--out", f"--out: {folder} is trained by another process"):
             remote.pull(folder, heavy=True)
             activity = Activity("train", folder, again, objective, {}, request.track)
             trial = _held(request)

@@ -78,8 +78,8 @@ class ClockSummary(NamedTuple):
         return _OF_COMMANDS.get(self.kind, UNITS[name])
 
 
-def own_s(seconds: float, unit: UnitName, devices: int) -> float:
-    """Return a trial's training seconds on `devices` devices, of a budget in `unit`."""
+def seconds_per_device(seconds: float, unit: UnitName, devices: int) -> float:
+    """Return the training seconds of each of `devices` devices, of a budget in `unit`."""
     return seconds / devices if unit == "device" else seconds
 
 

@@ -63,7 +63,7 @@ class Listener:
         """Hear that the search has ended; `result` returns what it found, None: it stopped."""
 
 
-class _Hearing:
+class _ListenerThread:
     """Calls one listener in a thread of its own, in order."""
 
     def __init__(self, listener: Listener) -> None:
@@ -107,44 +107,44 @@ class Listeners:
     def __init__(self, *makers: Callable[[Activity], Iterator[Listener]]) -> None:
         """`makers`: of what hears an activity, in the order in which they hear its end."""
         self._makers = makers
-        self._hearings: list[_Hearing] = []
+        self._threads: list[_ListenerThread] = []
         self._say: Say = log.warning
 
     def say(self, message: str) -> None:
         """Show the user a message, where the progress is shown now."""
         self._say(message)
 
-    def speak_through(self, say: Say) -> None:
+    def set_output(self, say: Say) -> None:
         """Let listeners show their messages by `say` from now on."""
         self._say = say
 
     def tell(self, event: str, trial: str, content: Mapping[str, Any]) -> None:
         """Pass on `start`, `point` or `end` of a trial."""
-        for hearing in tuple(self._hearings):
-            hearing.tell(event, trial, content)
+        for thread in tuple(self._threads):
+            thread.tell(event, trial, content)
 
     @contextlib.contextmanager
     def with_listeners(self, *listeners: Listener) -> Iterator[None]:
         """Let further listeners hear the trials inside."""
-        hearings = [_Hearing(listener) for listener in listeners]
-        self._hearings += hearings
+        threads = [_ListenerThread(listener) for listener in listeners]
+        self._threads += threads
         try:
             yield
         finally:
-            self._hearings = [one for one in self._hearings if one not in hearings]
+            self._threads = [one for one in self._threads if one not in threads]
 
     @contextlib.contextmanager
     def opened(self, activity: Activity, say: Say) -> Iterator[None]:
         """Tell all listeners of an activity that it begins and how it ends."""
         self._say = say
         with self.with_listeners(*self._made(activity)):
-            hearings = tuple(self._hearings)
+            threads = tuple(self._threads)
             result: Callable[[], Mapping[str, Any]] | None = None
             with contextlib.ExitStack() as ends:
-                for hearing in reversed(hearings):  # every one hears the end, also after Ctrl-C
-                    ends.callback(lambda one: one.tell("search_end", result), hearing)
-                for hearing in hearings:
-                    hearing.tell("search_begin", self.say)
+                for thread in reversed(threads):  # every one hears the end, also after Ctrl-C
+                    ends.callback(lambda one: one.tell("search_end", result), thread)
+                for thread in threads:
+                    thread.tell("search_begin", self.say)
                 yield
                 result = activity.result
 

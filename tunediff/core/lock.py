@@ -30,7 +30,9 @@ class Runner(NamedTuple):
 
 
 @contextlib.contextmanager
-def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> Iterator[None]:
+def exclusive_lock(
+    folder: Path, option: str = "--storage", busy: str | None = None
+) -> Iterator[None]:
     """Hold the lock of what runs in `folder`; it ends with the process.
 
     `option`: the one that names the folder, for messages; `busy`: what another process does there,
@@ -64,7 +66,7 @@ def alone(folder: Path, option: str = "--storage", busy: str | None = None) -> I
 
 
 def check_free(folder: Path) -> None:
-    """Raise the `ConfigError` of `alone` if another process has the lock."""
+    """Raise the `ConfigError` of `exclusive_lock` if another process has the lock."""
     with contextlib.suppress(OSError), open(folder / LOCK, "r+") as lock:  # or nobody has begun
         _lock(lock, folder, None)
 

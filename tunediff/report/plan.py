@@ -12,7 +12,7 @@ from tunediff import search_space
 from tunediff.analysis import error_spending, evaluating
 from tunediff.config import ConfigError
 from tunediff.core import text
-from tunediff.core.clock import UNITS, UnitName, own_s
+from tunediff.core.clock import UNITS, UnitName, seconds_per_device
 from tunediff.experiment.model import Experiment
 from tunediff.search_space import SearchSpace
 from tunediff.tuning import confirming, resources
@@ -118,7 +118,7 @@ def of_pairs(
     )
     workload, each_s = cfg.of(sides[0]), measured.get("evaluation_s")
     describe = workload.get_hook("evaluation_protocol")
-    training_s = most * sum(own_s(budget_s, unit, side.devices) for side in sides)
+    training_s = most * sum(seconds_per_device(budget_s, unit, side.devices) for side in sides)
     evaluation_s = 2 * most * int(sides[0].evaluation.points) * (each_s or 0.0)
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
     runs_s = training_s + evaluation_s + 2 * most * evaluating.RUN_S

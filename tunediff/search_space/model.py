@@ -11,7 +11,7 @@ from tunediff import config as cfg
 from tunediff.config import Lines, Metric, Schema, Values, Workload
 from tunediff.config.knobs import refuse
 from tunediff.core import text
-from tunediff.core.clock import UNITS, Budget, Unit, UnitName, own_s
+from tunediff.core.clock import UNITS, Budget, Unit, UnitName, seconds_per_device
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.experiment.model import LEAST_PAIRS
 from tunediff.search_space.dimension import Dimension, complete, count
@@ -73,7 +73,7 @@ class SearchBudget:
     def of(self, devices: int) -> Budget:
         """Return the budget of one trial on `devices` devices."""
         return Budget(
-            own_s(self.per_trial_s, self.unit, devices),
+            seconds_per_device(self.per_trial_s, self.unit, devices),
             compile_charged=self.compile_charged,
             setup_charged=self.setup_charged,
             price_per_device_hour=self.price_per_device_hour,
@@ -148,7 +148,7 @@ class SearchSpace(RunOptions):
         searched = [one for one in self.dimensions if one.name == "parallel.workers"]
         sizes = [int(size) for one in searched for size in one.choices or [one.low]]
         fewest = min([int(self.baseline.devices), *sizes])
-        return own_s(self.budget.per_trial_s, self.budget.unit, fewest)
+        return seconds_per_device(self.budget.per_trial_s, self.budget.unit, fewest)
 
     @property
     def finalists(self) -> int:

@@ -75,14 +75,18 @@ def start(connection: Connection, content: tuple[TrialSpec, str]) -> None:
 
     `content`: the trial, and why the process was not forked.
     """
-    job, afresh = content
+    job, spawn_reason = content
     prepared.begin(job.group.place.threads)
     with world_of_environment() as world:
-        work(job, connection, world, afresh=afresh)
+        work(job, connection, world, spawn_reason=spawn_reason)
 
 
 def work(
-    job: TrialSpec, connection: Connection, world: World, *observers: Observer, afresh: str = ""
+    job: TrialSpec,
+    connection: Connection,
+    world: World,
+    *observers: Observer,
+    spawn_reason: str = "",
 ) -> None:
     """Train one trial, write its `end` event and send it. `observers`: watch its training.
 
@@ -107,7 +111,9 @@ def work(
     def train() -> TrainingOutcome:
         progress = ProgressFile(job.folder if world.main else None)
         with subscribe(progress):
-            return _train(job, reporting, observers, world, progress.part, afresh, not_captured)
+            return _train(
+                job, reporting, observers, world, progress.part, spawn_reason, not_captured
+            )
 
     # A parent that is gone says nothing about this trial.
     result = run_trial(train, world, job.folder, (ParentLostError,), job.target)
@@ -185,10 +191,10 @@ def _end(job: TrialSpec, connection: Connection, end: End) -> None:
 
 def _train(
     job: TrialSpec, reporting: ReportingObserver, others: Sequence[Observer], world: World,
-    on_part: Callable[[str], object], afresh: str, not_captured: str,
+    on_part: Callable[[str], object], spawn_reason: str, not_captured: str,
 ) -> TrainingOutcome:  # fmt: skip
     """Train, and run the job's final evaluation; `on_part` is called with the name of each part of
-    the time that begins. `afresh`: why the process was not forked, for the journal. `not_captured`:
+    the time that begins. `spawn_reason`: why the process was not forked, for the journal. `not_captured`:
     why an earlier process could not capture the step."""
     # ---- record who trains, on what
     config: Systems = cfg.configuration_of(record.read_begun(job.folder))
@@ -199,7 +205,7 @@ def _train(
             "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=device,
             environment=environment.describe(),  # of this node, which the driver's need not be
             not_effective=cfg.not_effective(config, world.device.type),
-            **({"afresh": afresh} if afresh else {}),
+            **({"afresh": spawn_reason} if spawn_reason else {}),
         )  # fmt: skip
 
     # ---- train
