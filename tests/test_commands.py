@@ -31,7 +31,7 @@ from tunediff.api.train_run import TrainOptions
 from tunediff.core import environment
 from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
-from tunediff.core.lock import alone
+from tunediff.core.lock import exclusive_lock
 from tunediff.ray_backend import connection
 from tunediff.report import plan as plan_module
 from tunediff.training.stop_signals import stop_signals
@@ -233,7 +233,7 @@ def test_a_search_that_confirmed_nothing_confirms_when_it_is_resumed(tmp_path, c
 
 def test_a_running_search_is_refused_before_its_workload_is_imported(found, capsys):
     (found.folder / "baseline.yaml").write_text("workload: workload/raises.py\n")
-    with alone(found.folder):
+    with exclusive_lock(found.folder):
         assert search.main(["--resume", found.folder.name, "--storage", str(found.folder.parent)]) == 2
     assert "is running in another process" in capsys.readouterr().err
 
@@ -418,7 +418,7 @@ def test_train_is_refused_while_another_process_trains_in_the_folder(toy, tmp_pa
     """Whose journal, without a point yet, looks like that of a training that was killed."""
     out = tmp_path / "out"
     Journal(out).start(*cfg.identity(cfg.baseline("toy")), {"samples": 80}, None)
-    with alone(out):
+    with exclusive_lock(out):
         assert toy() == 2
         assert f"--out: {out} is trained by another process; wait for it, or stop it" in capsys.readouterr().err
     assert len(list(record.events(out))) == 1
@@ -427,11 +427,11 @@ def test_train_is_refused_while_another_process_trains_in_the_folder(toy, tmp_pa
 
 def test_a_forked_process_that_lives_on_does_not_keep_the_lock(tmp_path):
     """As the loader processes of a training that has failed, whose traceback is kept."""
-    with alone(tmp_path):
+    with exclusive_lock(tmp_path):
         forked = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60.0,), daemon=True)
         forked.start()
     try:
-        with alone(tmp_path):
+        with exclusive_lock(tmp_path):
             assert forked.is_alive()
     finally:
         forked.kill()

@@ -13,7 +13,7 @@ import pytest
 
 from tests import searches
 from tunediff import mcp
-from tunediff.core.lock import alone
+from tunediff.core.lock import exclusive_lock
 
 # Imported where it is used: every worker of pytest reads this file, and one of them runs it.
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("mcp") is None, reason="needs mcp")
@@ -97,7 +97,7 @@ def test_mcp_starts_nothing_beside_a_search_that_runs_in_a_shell(server, tmp_pat
     async def body(call):
         return await call("start", token=(await call("run", **MINE))["token"])
 
-    with alone(tmp_path / "results" / "earlier"):
+    with exclusive_lock(tmp_path / "results" / "earlier"):
         assert "earlier" in session(body, server)
 
 

@@ -157,7 +157,7 @@ def test_keywords_are_those_of_the_options():
 
 def test_a_search_that_a_process_runs_is_running_until_that_ends(night):
     assert not night.running
-    with lock.alone(night.folder):
+    with lock.exclusive_lock(night.folder):
         assert night.running
     assert not night.running
     (night.folder / lock.LOCK).write_text(f"{lock.socket.gethostname()} {os.getpid()} 5.0")  # it was killed

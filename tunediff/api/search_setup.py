@@ -324,7 +324,7 @@ def _without_shipped_total(content: Lines, options: SearchOptions, path: Path) -
     shipped = path.resolve().is_relative_to(search_space.SHIPPED.resolve())
     if not changed or total is None or options.total is not None or not shipped:
         return content
-    log.info("no limit for the whole search: the %s of %s do not hold with other %s; --total sets one",
+    log.info("no limit for the whole search: the %s of %s are for its own %s; --total sets one",
              total, path.stem, " and ".join(changed))  # fmt: skip
     budget = {name: value for name, value in content["budget"].items() if name != "total"}
     return {**content, "budget": budget}
