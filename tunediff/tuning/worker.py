@@ -194,8 +194,8 @@ def _train(
     on_part: Callable[[str], object], spawn_reason: str, not_captured: str,
 ) -> TrainingOutcome:  # fmt: skip
     """Train, and run the job's final evaluation; `on_part` is called with the name of each part of
-    the time that begins. `spawn_reason`: why the process was not forked, for the journal. `not_captured`:
-    why an earlier process could not capture the step."""
+    the time that begins. `spawn_reason`: why the process was not forked, for the journal.
+    `not_captured`: why an earlier process could not capture the step."""
     # ---- record who trains, on what
     config: Systems = cfg.configuration_of(record.read_begun(job.folder))
     clock = Clock(job.budget, world.synchronize, on_part=on_part)
