@@ -76,6 +76,17 @@ def test_the_last_evaluation_of_a_run_counts_however_soon_it_came():
     assert Approach(Target("loss", "<=", 3.0)).end() is None
 
 
+def test_a_long_start_up_hides_no_value_of_a_curve():
+    """Values come one second apart after 90 of start-up; one was printed at the beginning."""
+    values = [1.0, 0.8, 0.7, 0.5, 0.4, 0.4, 0.4]
+    late, early = (Approach(Target("loss", "<=", 0.6)) for _ in range(2))
+    met = [late.add(90.0 + epoch, value) for epoch, value in enumerate(values)]
+    assert met == [None] * 4 + [pytest.approx(92 + 4 / 8), *met[5:]]
+    curve = [(1.0, 2.0), *zip(range(90, 97), values, strict=True)]
+    assert [early.add(*evaluation) for evaluation in curve] == [None] * 8
+    assert early.end() == 96.0, "the newest three met it"
+
+
 def test_a_run_that_is_evaluated_ten_times_as_often_meets_a_target_no_sooner():
     """By the first value that meets it: 11 % sooner."""
     rng = np.random.default_rng(1)

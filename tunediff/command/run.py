@@ -25,7 +25,7 @@ from tunediff.command.process import LOG, POLL_S, CommandProcess
 from tunediff.core import environment, machine
 from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
-from tunediff.core.target import EVALUATIONS, TIME_TO_TARGET, Approach, Evaluation
+from tunediff.core.target import EVALUATIONS, TIME_TO_TARGET, Approach
 from tunediff.core.trial_record import RESERVED, End
 
 POINTS = 20
@@ -114,8 +114,8 @@ class State:
     """What the values are printed in; None: there was no value."""
     split: str | None = None
     """The word before the name of the metric; see `metrics.SPLIT`."""
-    approach: tuple[list[Evaluation], Evaluation | None, Evaluation | None] | None = None
-    """See `Approach.last`, `before` and `late`; None: there is no target."""
+    approach: Mapping[str, Any] | None = None
+    """See `Approach.state`; None: there is no target."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,9 +208,7 @@ class RunReader:
         if self._target is not None:
             # Values that the user has reduced are means already, or meant as they are
             count = EVALUATIONS if definition.reduce == "last" else 1
-            self._approach = Approach(self._target, count)
-            last, self._approach.before, self._approach.late = state.approach or ((), None, None)
-            self._approach.last.extend(last)
+            self._approach = Approach(self._target, count, **(state.approach or {}))
         self._file: MetricFile | None = None
         if definition.metrics is not None:
             path = Path(definition.folder) / definition.metrics.format(folder=run.folder)
@@ -243,9 +241,7 @@ class RunReader:
             pauses=self.clock.pauses,
             unit=self.unit,
             split=self.split,
-            approach=None
-            if approach is None
-            else ([*approach.last], approach.before, approach.late),
+            approach=None if approach is None else approach.state,
         )
 
     def read(self, line: str, now: float) -> None:

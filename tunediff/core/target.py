@@ -6,7 +6,7 @@ import collections
 import math
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tunediff.core.errors import ConfigError
@@ -17,8 +17,8 @@ TIME_TO_TARGET = "time_to_target_s"
 NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _COMPARISON = re.compile(rf"\s*([^<>=]*[^<>=\s])\s*(<=|>=|<|>)\s*({NUMBER})\s*", re.IGNORECASE)
 EVALUATIONS, APART = 3, 0.05
-"""Evaluations whose mean has to meet a target, and by which share of its seconds each of them comes
-after the one before. Simulated, equal trainings of which one is evaluated ten times as often differ
+"""Evaluations whose mean has to meet a target, and by which share of the seconds since the first one
+each of them comes after the one before. Simulated, equal trainings of which one is evaluated ten times as often differ
 in at most 5 %; by the first value that meets it they do in 53 to 89 %."""
 Evaluation = tuple[float, float]
 """Training seconds and value."""
@@ -113,35 +113,50 @@ class Approach:
     it is interpolated linearly, so that rare evaluations cost nothing.
     """
 
-    def __init__(self, target: Target, evaluations: int = EVALUATIONS) -> None:
-        """`evaluations`: over how many values the mean is, or over those that there are."""
+    def __init__(
+        self, target: Target, evaluations: int = EVALUATIONS, last: Iterable[Evaluation] = (),
+        newest: Iterable[Evaluation] = (), before: Evaluation | None = None,
+        first_s: float | None = None,
+    ) -> None:  # fmt: skip
+        """`evaluations`: over how many values the mean is, or over those that there are. The rest
+        is the `state` of one that goes on: evaluations that count, the newest of all, the mean
+        before, and when the first one came, before which lies the start-up and no training."""
         self._target = target
-        self.last = collections.deque[Evaluation](maxlen=evaluations)
-        self.before: Evaluation | None = None
-        self.late: Evaluation | None = None
-        """The newest evaluation, if it came too soon to count."""
+        self._last = collections.deque(last, evaluations)
+        self._newest = collections.deque(newest, evaluations)
+        self._before, self._first_s = before, first_s
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """Return what JSON keeps of it."""
+        last, newest = [*self._last], [*self._newest]
+        return {"last": last, "newest": newest, "before": self._before, "first_s": self._first_s}
 
     def add(self, seconds: float, value: float) -> float | None:
         """Take an evaluation; return the second at which the target was met, None: not yet."""
-        self.late = None
-        if self.last and seconds < self.last[-1][0] * (1 + APART):
-            self.late = seconds, value
-            return None
+        self._newest.append((seconds, value))
+        self._first_s = seconds if self._first_s is None else self._first_s
+        if self._last:
+            trained_s = self._last[-1][0] - self._first_s
+            if seconds <= self._last[-1][0] + trained_s * APART:
+                return None
         return self._take(seconds, value)
 
     def end(self) -> float | None:
-        """Let the last evaluation of a run that has ended count, in the place of the one that it
-        came too soon after; return as `add`. A program may print all of its values at once."""
-        if self.late is None:
-            return None
-        self.last.pop()
-        return self._take(*self.late)
+        """Return as `add` what a run that has ended met by its last evaluations, however soon they
+        came: its last one, in the place of the one that it came too soon after, as a program may
+        print all of its values at once; or else the mean of the newest, which is one more look."""
+        if self._newest and self._newest[-1] != self._last[-1]:
+            self._last.pop()
+            if (met_s := self._take(*self._newest[-1])) is not None:
+                return met_s
+        met = self._newest and self._target.met(_mean(self._newest)[1])
+        return self._newest[-1][0] if met else None
 
     def _take(self, seconds: float, value: float) -> float | None:
-        self.last.append((seconds, value))
-        at_s, mean = (statistics.fmean(numbers) for numbers in zip(*self.last, strict=True))
-        mean = float(f"{mean:.12g}")  # equal values have their value, not one that is 1e-16 below
-        before, self.before = self.before, (at_s, mean)
+        self._last.append((seconds, value))
+        at_s, mean = _mean(self._last)
+        before, self._before = self._before, (at_s, mean)
         if not self._target.met(mean):
             return None
         if before is None:
@@ -149,3 +164,8 @@ class Approach:
         return before[0] + (before[1] - self._target.value) / (before[1] - mean) * (
             at_s - before[0]
         )
+
+
+def _mean(evaluations: Iterable[Evaluation]) -> Evaluation:
+    seconds, value = (statistics.fmean(numbers) for numbers in zip(*evaluations, strict=True))
+    return seconds, float(f"{value:.12g}")  # equal values have their value, not one 1e-16 below
