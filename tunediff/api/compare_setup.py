@@ -46,7 +46,7 @@ from tunediff.inspector import probe
 from tunediff.integrations import tracking
 from tunediff.proof import frozen_code, locked_judge, proof
 from tunediff.proof.frozen_code import SideCode
-from tunediff.proof.ledger import Ledger, own_level
+from tunediff.proof.ledger import Ledger, own_level, refuse_known
 from tunediff.report import plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import folder_of
@@ -372,6 +372,8 @@ def create(new: NewComparison, options: CompareOptions) -> None:
         locked_judge.lock(options.judge, JUDGE, making)
         locked_judge.lock(options.holdout, HOLDOUT, making)
         new.experiment.write(making)
+        if options.ledger:
+            refuse_known(making)
         making.rename(folder)  # a folder of that name is complete, whenever this process is killed
         undo.pop_all()
     for name in side_files.SIDES:

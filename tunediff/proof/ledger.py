@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import fcntl
+import hashlib
 import json
 import time
 import uuid
@@ -71,6 +72,8 @@ class Entry:
     """The commit of the repository when it began."""
     confirms: bool = False
     """Whether it compares the head with the last confirmed version."""
+    runs: str = ""
+    """See `_runs`; '': it was written before that was known."""
     verdict: Verdict = Verdict.OPEN
     time: int = 0
     """Unix time at which it began."""
@@ -154,6 +157,27 @@ def _locked(folder: Path | None = None) -> Iterator[Ledger]:
         yield Ledger.read(folder)
 
 
+def _runs(folder: Path) -> str:
+    """Return what comparisons have in common whose runs are the same: both versions, their seeds
+    and their limits. '': none are, there is no seed."""
+    code, asked = sides.content(folder, sides.CODE), Experiment.read(folder)
+    digests = [code[side]["digest"] for side in sides.SIDES]
+    same = [code["first_seed"], digests, asked.objective, asked.limit.model_dump(mode="json")]
+    return "" if asked.unseeded else hashlib.sha256(json.dumps(same).encode()).hexdigest()[:16]
+
+
+def refuse_known(folder: Path) -> None:
+    """Refuse a comparison that the ledger has decided: its runs would be the same, so that it says
+    nothing new and must not earn level once more. Raises `ConfigError`."""
+    runs = _runs(folder)
+    for entry in Ledger.read().entries:
+        if runs and entry.runs == runs and entry.verdict not in (Verdict.OPEN, Verdict.FAILED):
+            raise ConfigError(
+                f"--ledger: {entry.name} has compared these versions on the same seeds:"
+                f" {entry.verdict}; allowed: a changed version, or another --budget"
+            )
+
+
 def begin(folder: Path, options: Any) -> None:
     """Let the comparison in a new folder spend its level, if it is one of the ledger.
 
@@ -165,7 +189,7 @@ def begin(folder: Path, options: Any) -> None:
         key, level = uuid.uuid4().hex, ledger.level(options.level)
         test = {"level": own_level(level, options)}
         Experiment.read(folder).changed(test=test).write(folder)
-        line = {"name": folder.name, "level": level, "head": ledger.head}
+        line = {"name": folder.name, "level": level, "head": ledger.head, "runs": _runs(folder)}
         ledger.append("begin", id=key, **line, confirms=options.confirm)
         state = Ledger.read().state(key, options.level)
     write_text(folder / sides.LEDGER, json.dumps(state) + "\n")
