@@ -5,7 +5,6 @@ is no page becomes its text.
 """
 
 import contextlib
-import importlib
 import io
 import json
 import os
@@ -16,7 +15,7 @@ from mkdocs.structure.files import File
 
 from tunediff import config as cfg
 from tunediff import knobs
-from tunediff.__main__ import COMMANDS
+from tunediff.__main__ import COMMANDS, module_of
 
 ROOT = Path(__file__).parent.parent
 COPIES = {
@@ -85,15 +84,9 @@ def commands():
     os.environ["COLUMNS"] = "110"
     parts = ["# Commands", "`tunediff COMMAND` and `python -m tunediff.COMMAND` are the same."]
     for name, purpose in COMMANDS.items():
-        package = importlib.import_module(f"tunediff.{name}")
-        module = (
-            importlib.import_module(f"tunediff.{name}.__main__")
-            if hasattr(package, "__path__")
-            else package
-        )
         text = io.StringIO()
         with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-            module.main(["--help"])
+            module_of(name).main(["--help"])
         parts.append(
             f"## {name}\n\n{purpose[0].upper()}{purpose[1:]}.\n\n```text\n{text.getvalue()}```"
         )
