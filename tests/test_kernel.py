@@ -9,7 +9,7 @@ from tests.test_ratchets import is_statement, sources
 
 KERNEL = [
     "analysis.divergence analysis.error_spending analysis.outcome analysis.sequential analysis.statistics",
-    "config config.checked_fields config.code config.copies config.files config.knobs config.modules config.schema",
+    "config config.code config.files config.knobs config.schema",
     "config.systems config.workload core.clock core.disk core.environment core.errors core.files core.journal",
     "core.machine core.options core.outcomes core.point core.refusals core.target core.text core.trial_record data.items",
     "data.loader data.loader_processes data.randomness distributed experiment.model training.adapters training.capture training.capture.steps",

@@ -43,12 +43,10 @@ def has(tmp_path, monkeypatch):
         ("Features\t: fp asimd fphp asimdhp", {"bf16"}),
         ("Features\t: fp asimd asimdhp bf16", set()),
         ("isa\t\t: rv64imafdc", set()),
-        (None, set()),
     ],
 )
 def test_formats_that_a_cpu_has_no_units_for(tmp_path, flags, missing):
-    if flags is not None:
-        (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{flags}\n")
     assert machine.emulated(tmp_path / "cpuinfo") == missing
 
 
@@ -176,28 +174,3 @@ def test_more_than_there_is(has, capsys, words, message):
     for command in (search.main, compare.main):
         assert command(["digits", *words]) == 2
         assert message in capsys.readouterr().err
-
-
-# ------------------------------------------------------------------------------------------------------- installation
-@pytest.mark.parametrize(
-    ("origin", "command"),
-    [
-        ("file://{folder}/a%20b", "pip install '{folder}/a b[timm]'"),
-        ("file://{folder}/gone", "pip install '.[timm]'"),
-        ("https://example.org/tunediff", "pip install '.[timm]'"),
-        (None, "pip install '.[timm]'"),
-        ("not installed", "pip install '.[timm]'"),
-    ],
-)
-def test_an_extra_is_installed_from_where_the_package_came_from(tmp_path, monkeypatch, origin, command):
-    """And from the folder where the package is not installed."""
-    (tmp_path / "a b").mkdir()
-
-    def distribution(name):
-        if origin == "not installed":
-            raise environment.importlib.metadata.PackageNotFoundError(name)
-        record = None if origin is None else json.dumps({"url": origin.format(folder=tmp_path)})
-        return mock.Mock(read_text=lambda name: record if name == "direct_url.json" else None)
-
-    monkeypatch.setattr(environment.importlib.metadata, "distribution", distribution)
-    assert environment.install_command("timm") == command.format(folder=tmp_path)

@@ -17,8 +17,8 @@ from tunediff.__main__ import main
 from tunediff.api import train_run
 from tunediff.core import text
 from tunediff.core.files import study_url
+from tunediff.experiment.model import seconds_of
 from tunediff.report import reading
-from tunediff.search_space import duration_s
 from tunediff.tuning import optuna_proposer
 
 NAME, STORAGE = "grün & 'blau' [50%]", "meine Nächte #1?"
@@ -153,4 +153,4 @@ def test_a_search_is_named_after_its_file(storage, instead_of_trials, capsys, na
 
 def test_durations_are_read_again():
     for value in (0.25, 20.0, 1 / 3, 3.6e12):
-        assert duration_s(text.format_exact(value), "--budget") == pytest.approx(value)
+        assert seconds_of(text.format_exact(value)) == pytest.approx(value)

@@ -12,6 +12,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core import environment, trial_record
 from tunediff.core.journal import Journal, to_json
+from tunediff.core.machine import cards
 from tunediff.core.point import Point
 from tunediff.core.trial_record import End, read_trial
 from tunediff.report import sentences
@@ -194,7 +195,9 @@ XEON = "Intel(R) Xeon(R) Processor"
 def machine(monkeypatch, tmp_path, flags, smi=""):
     """An environment with these CPU flags, and with an nvidia-smi that says `smi`."""
     info = f"processor\t: 0\nmodel name\t: {XEON}\nflags\t\t: fpu sse2 {flags}\nbugs\t\t: spectre_v1\n"
-    monkeypatch.setattr(environment, "_cpuinfo", lambda: info)
+    (tmp_path / "cpuinfo").write_text(info)
+    monkeypatch.setattr("tunediff.core.machine.CPUINFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr("tunediff.core.machine.cards", cards.__wrapped__)
     (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n[ $# = 2 ] || exit 3\nprintf '{smi}'\n")
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin" if smi else "/nowhere")

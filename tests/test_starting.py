@@ -60,7 +60,7 @@ def test_a_folder_of_its_name_does_not_hide_the_package(tmp_path):
 def test_a_command_begins_with_its_process_and_a_call_when_it_is_made():
     """Between the two a module is imported that takes its time, as torch does."""
     code = (
-        "import sys, time, psutil; sys.argv[0] = {name!r}; time.sleep(1); from tunediff.core import signals\n"
+        "import sys, time, psutil; sys.argv[0] = {name!r}; from tunediff.core import signals; time.sleep(1)\n"
         "print(time.monotonic() - signals.command_began(), time.time() - psutil.Process().create_time())"
     )
     for name, is_command in (("/bin/tunediff", True), ("mine.py", False)):

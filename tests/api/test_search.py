@@ -174,7 +174,7 @@ def test_a_search_on_a_cluster_is_the_command_in_a_process_of_its_own(tmp_path, 
     real = subprocess.Popen
     for name, value in (
         ("tunediff.api.search.subprocess.Popen", popen),
-        ("tunediff.core.machine_options.check", lambda options: None),  # there is no such cluster
+        ("tunediff.core.machine.check", lambda options: None),  # there is no such cluster
     ):
         monkeypatch.setattr(name, value)
     with pytest.raises(tunediff.TunediffError, match="night ended with exit code 2: error: no"):

@@ -72,10 +72,10 @@ def run(folder, said=None):
 
 
 def test_copier_copies_what_changed_and_not_what_passes(here, tmp_path):
-    for name in ("tune/state", "trials/t0001/doing.json", "study.db", ".lock"):
+    for name in ("tune/state", "trials/t0001/doing.json", ".lock"):
         (here / name).parent.mkdir(exist_ok=True)
         (here / name).write_text("x")
-    remote.push_run(here, last=False)
+    remote.push_run(here)
     trials = {"night/trials/t0000/journal.jsonl", "night/trials/t0000/weights.safetensors"}
     trials |= {"night/trials/t0001/journal.jsonl", "night/trials/t0001/checkpoint.pt"}
     assert there(tmp_path) == trials | {"night/experiment.yaml", "night/baseline.yaml"}
@@ -84,10 +84,7 @@ def test_copier_copies_what_changed_and_not_what_passes(here, tmp_path):
     searches.write(here, space, 1, {"optimizer.lr": 1e-2}, CURVE)
     (here / "trials/t0001/checkpoint.pt").unlink()  # the trial has ended
     assert run(here) == []
-    assert there(tmp_path) == trials - {"night/trials/t0001/checkpoint.pt"} | {
-        "night/experiment.yaml",
-        "night/study.db",
-    }
+    assert there(tmp_path) == trials - {"night/trials/t0001/checkpoint.pt"} | {"night/experiment.yaml"}
 
 
 def test_another_machine_reads_the_search_and_fetches_weights_only_where_needed(here, bucket, capsys):

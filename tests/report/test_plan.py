@@ -5,7 +5,7 @@ import re
 import pytest
 
 from tests import searches
-from tunediff import search_space
+from tunediff.experiment.model import seconds_of
 from tunediff.report import console, plan
 
 
@@ -40,7 +40,7 @@ def test_no_forecast_exceeds_the_limit_of_the_search(tmp_path, trials, total, co
     assert seconds["confirmation"] == confirming_s <= values["confirming_s"]
     left = console.Console(tmp_path / "night", space, planned=values).remaining_words()
     forecasts = re.findall(r"about ((?:\d+[hms])+)", left)
-    assert sum(search_space.duration_s(one, "x") for one in forecasts) <= values["total_limit_s"]
+    assert sum(seconds_of(one) for one in forecasts) <= values["total_limit_s"]
 
 
 def test_a_limit_below_one_trial_costs_one_trial_per_slot(tmp_path):

@@ -9,6 +9,7 @@ from tests.search_space.files import changed, listed, parse
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.config import ConfigError
+from tunediff.experiment.model import seconds_of
 
 
 def test_all_is_what_fits_here(tmp_path):
@@ -87,7 +88,7 @@ def test_throughput_searches_do_not_charge_compilation():
     ("text", "expected"), [("90s", 90), ("10m", 600), ("1h30m", 5400), ("1.5h", 5400), ("2h0m5s", 7205)]
 )
 def test_durations(text, expected):
-    assert search_space.duration_s(text, "x") == expected
+    assert seconds_of(text) == expected
 
 
 def test_find_lists_what_is_shipped(tmp_path):

@@ -19,7 +19,7 @@ from tunediff import search, search_space, train
 from tunediff.api import train_run
 from tunediff.api.calls import words
 from tunediff.api.train_run import TrainOptions
-from tunediff.config import ConfigError, copies
+from tunediff.config import ConfigError, code
 from tunediff.config.code import WorkloadError
 from tunediff.core.clock import Budget
 from tunediff.core.text import SCHEMA
@@ -382,7 +382,7 @@ def test_data_beside_the_file_is_linked_into_its_copies(beside):
     (beside / "out").mkdir()
     exported = cfg.take_along(config, beside / "out")
     assert exported.schema.workload == str(beside / "out/workload/datapkg/train.py")
-    assert {path.name for path in (beside / "out/workload").iterdir()} == {"datapkg", copies.MARK}
+    assert {path.name for path in (beside / "out/workload").iterdir()} == {"datapkg", code.MARK}
     assert (beside / "out/workload/datapkg/data").readlink() == beside / "datapkg/data", "without the search in between"
     assert cfg.fingerprint(exported) == cfg.fingerprint(cfg.baseline("datapkg/train.py"))
 

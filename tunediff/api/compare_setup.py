@@ -27,7 +27,7 @@ from tunediff.api.sides import CommandSide
 from tunediff.command import trial, worktrees
 from tunediff.command.check import check as check_command_runs
 from tunediff.config import ConfigError, Metric, Systems
-from tunediff.core import machine_options, remote, text
+from tunediff.core import machine, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.options import flag_of
@@ -84,7 +84,7 @@ class NewComparison:
 # ---- the folder that is asked for
 def resume(options: CompareOptions) -> Path:
     """Return the folder of an earlier comparison. Raises `ConfigError`."""
-    machine_options.check(options)
+    machine.check(options)
     tracking.check(options.track)
     if options.settled or options.reproduce or options.dry_run:
         untrue = "a limit that moves with the results would make its error rates untrue"
@@ -113,7 +113,7 @@ def refuse_other_than_reproduced(options: CompareOptions) -> None:
 
 def _new_folder(options: CompareOptions) -> Path:
     """Return the folder that a new comparison will have. Raises `ConfigError`."""
-    machine_options.check(options)
+    machine.check(options)
     tracking.check(options.track)
     if options.out is not None:
         proof.check_out(options.out)
@@ -196,7 +196,7 @@ def _of_workloads(
     files = [words[0] for words in side_words]
     sides.refuse_pointless(files, configs, experiment.test.pairs)
     sides.refuse_equal(names[1], configs)
-    machine_options.warn_emulated((config.precision.amp for config in configs), options.address)
+    machine.warn_emulated((config.precision.amp for config in configs), options.address)
     draws, measured = options.seed is None and not named, _check(configs, files, options, say)
     return NewComparison(folder, experiment, configs, (), draws, temporary.resolve(), measured)
 

@@ -12,7 +12,7 @@ from tunediff import config as cfg
 from tunediff.command.definition import CommandDefinition, CommandSettings, default_mode
 from tunediff.command.trial import command_line
 from tunediff.config import ConfigError, Systems, of
-from tunediff.core import machine_options, remote
+from tunediff.core import machine, remote
 from tunediff.core.options import Options, Section, flag_of, option, words_option
 from tunediff.core.refusals import allow
 from tunediff.experiment.model import Counted, Drawing, RuleOfPairs, RunLimit
@@ -24,7 +24,7 @@ Command = str | tuple[str, ...]
 """A command line, or its words."""
 
 
-class JobOptions(machine_options.MachineOptions, remote.StorageOptions):
+class JobOptions(machine.MachineOptions, remote.StorageOptions):
     """Options of searches and comparisons that say how they run."""
 
     track: Service | None = option(None, TRACK_HELP)
@@ -180,7 +180,7 @@ def check_command(options: CompareOptions) -> None:
     fits = options.better == "value" or options.outcome != "budget"
     allowed = "a --target, or --outcome final: every run takes its budget"
     allow(fits, "--better", options.better, allowed)
-    given = options.given(RunLimit, machine_options.MachineOptions)
+    given = options.given(RunLimit, machine.MachineOptions)
     compiling = given.get("compile", "cold")
     allow(compiling in ("cold", "shared"), "--compile", compiling, "cold, shared")
     for name in ("unit", "address"):

@@ -19,7 +19,7 @@ from tunediff.api.options import SearchOptions, SearchSetup, check_files
 from tunediff.command.search import check_baseline
 from tunediff.command.workload import CommandWorkload
 from tunediff.config import ConfigError, Lines, is_command
-from tunediff.core import lock, machine_options, remote, text
+from tunediff.core import lock, machine, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
 from tunediff.core.machine import emulated as emulated_formats
@@ -53,7 +53,7 @@ class SearchRequest:
 
 def prepare(options: SearchOptions) -> SearchRequest:
     """Check what is asked for, before anything is written or started. Raises `ConfigError`."""
-    machine_options.check(options)
+    machine.check(options)
     tracking.check(options.track)
     remote.check(Path(options.storage))
     request = requested(options)
@@ -66,7 +66,7 @@ def prepare(options: SearchOptions) -> SearchRequest:
     space = request.space
     # ---- data and weights that a trial would miss are missed now
     check_files(space.baseline, space.evaluates)
-    machine_options.warn_emulated(resources.values_of(space, "precision.amp"), options.address)
+    machine.warn_emulated(resources.values_of(space, "precision.amp"), options.address)
     tracking.check(space.track)
     if options.address is None:  # what a cluster has is not known before it is asked
         if is_command(space.workload.name):

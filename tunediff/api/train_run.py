@@ -16,7 +16,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.api.options import TRACK_HELP, UNIT_HELP, check_files, trainable
 from tunediff.config import ConfigError, Systems
-from tunediff.core import lock, machine, machine_options, remote, text
+from tunediff.core import lock, machine, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.clock import Budget, UnitName, seconds_per_device
 from tunediff.core.files import write_text
@@ -100,7 +100,7 @@ def prepare(options: TrainOptions, words: Sequence[str] = ()) -> TrainRequest:
     folder = _folder(options).absolute()
     request = TrainRequest(config, _budget(options, config), folder, initial, options.track)
     check_files(config, evaluates=True)
-    machine_options.warn_emulated([config.precision.amp])
+    machine.warn_emulated([config.precision.amp])
     allowed = "a folder without a search or comparison"
     allow(kind_of(folder) is None, "--out", text.shown(folder), allowed)
     with writing("--out", _folder(options)):

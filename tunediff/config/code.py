@@ -1,25 +1,46 @@
-"""Find, import and copy workloads in files of the user, with all that these load of the user's."""
+"""Find, import and copy workloads in files of the user, with all that these load of the user's.
+
+Trials run the copy: the original may be edited meanwhile.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import importlib.util
 import linecache
+import os
+import site
 import sys
+import sysconfig
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
 
-from tunediff.config import copies, modules
 from tunediff.config.knobs import ConfigError, refuse
 from tunediff.core.errors import TunediffError
 from tunediff.core.text import shown, truncate
 
+MARK = "tunediff_modules.json"
+"""File in a folder with a copy, which is no part of it."""
+MOST_FILES, MOST_VISITED = 300, 20_000
+"""Python files below a folder that a copy takes, and files of all kinds that are looked at; of a
+larger folder it has what was loaded alone."""
+_LOOKS_BESIDE = (b"__file__", b"__path__", b"importlib.resources")
+"""Texts in files that read data relative to their own location."""
+_SKIPPED = ("__pycache__", "ray_results", "node_modules", "site-packages")
+"""Folders that Python, tunediff and package managers write themselves."""
+_PACKAGE = Path(__file__).resolve().parents[1]
+_PATHS = sysconfig.get_paths()
+_FOLDERS = [_PATHS[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+_FOLDERS += [*map(os.path.realpath, _FOLDERS), site.getusersitepackages(), str(_PACKAGE)]
+_ENVIRONMENT = tuple(f"{folder}{os.sep}" for folder in _FOLDERS)
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _roots: list[Path] = []
 """Folders of the files that were imported."""
 
@@ -61,14 +82,9 @@ class Code:
         return ".".join(self.entry.with_suffix("").parts).removesuffix(".__init__")
 
     @property
-    def package(self) -> str:
-        """Return the outermost package of the module, if it is in one."""
-        return self.module.partition(".")[0] if "." in self.module else ""
-
-    @property
     def is_copy(self) -> bool:
         """Return whether it was copied for a search, a training or an export."""
-        return (self.root / copies.MARK).is_file()
+        return (self.root / MARK).is_file()
 
     def with_files(self, files: Mapping[Path, Path]) -> Code:
         """Return the code with further files, by their paths."""
@@ -80,13 +96,10 @@ class Code:
     @property
     def is_current(self) -> bool:
         """Return whether all files are as they were read."""
-        try:
-            return all(
-                self.sources[path].read_bytes() == content
-                for path, content in self.contents.items()
-            )
-        except OSError:
-            return False
+        return all(
+            self.sources[path].is_file() and self.sources[path].read_bytes() == content
+            for path, content in self.contents.items()
+        )
 
     def copy(self, folder: Path) -> Path:
         """Copy all files into `folder`, link data beside them, and return the file's new path.
@@ -94,11 +107,18 @@ class Code:
         Raises `ConfigError` if `folder` holds another workload.
         """
         conflict = any(
-            self.contents.get(path) != file.read_bytes()
-            for path, file in copies.below(folder).items()
+            self.contents.get(path) != file.read_bytes() for path, file in below(folder).items()
         )
         refuse(conflict, f"{folder}: is of another workload already; choose another folder")
-        copies.write(self.contents, self.root, folder)
+        for path, content in self.contents.items():
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            new = target.with_name(f".{target.name}.{os.getpid()}")
+            new.write_bytes(content)
+            new.replace(target)  # several processes may write it
+        (folder / MARK).touch()
+        if any(word in content for content in self.contents.values() for word in _LOOKS_BESIDE):
+            _link_data(self.root, folder, folder)
         read_copy.cache_clear()  # a folder of that name may have held other code
         return folder / self.entry
 
@@ -140,7 +160,7 @@ def read(file: Path) -> Code:
     Imports a file that is no copy, unless nothing of it has changed since this process did. Raises
     `ConfigError` that shows the user's line.
     """
-    root = next((one for one in file.parents if (one / copies.MARK).is_file()), None)
+    root = next((one for one in file.parents if (one / MARK).is_file()), None)
     if root is not None:
         return read_copy(root, file)
     for earlier in _imports:
@@ -152,10 +172,47 @@ def read(file: Path) -> Code:
     return _import(Code(root, file, {})).code
 
 
+# ---- the files of a copy
+def below(root: Path) -> dict[Path, Path]:
+    """Return the readable Python files below a folder, by their paths relative to it; {} where
+    they are too many."""
+    found, visited = list[Path](), 0
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not _is_skipped(Path(folder) / name)]
+        # an editor's lock is a link to nowhere
+        files = (Path(folder) / name for name in names if name.endswith(".py"))
+        found += [file for file in files if os.access(file, os.R_OK)]
+        if len(found) > MOST_FILES or (visited := visited + len(names)) > MOST_VISITED:
+            return {}
+    return {file.relative_to(root): file for file in found}
+
+
+def _is_skipped(folder: Path) -> bool:
+    """Return whether a folder is hidden, an environment, or a copy."""
+    marks = (MARK, "pyvenv.cfg")
+    hidden = folder.name.startswith(".") or folder.name in _SKIPPED
+    return hidden or any((folder / mark).is_file() for mark in marks)
+
+
+def _link_data(source: Path, target: Path, copy: Path) -> None:
+    """Link data files next to a file, which its code may read by path; no hidden ones."""
+    for entry in source.iterdir():
+        link = target / entry.name
+        no_data = entry.suffix == ".py" or entry.name == MARK or _is_skipped(entry)
+        # a link to a folder that contains the copy would be a circle
+        if no_data or link.is_symlink() or copy.resolve().is_relative_to(entry.resolve()):
+            continue
+        if link.is_dir():  # modules are no data
+            _link_data(entry, link, copy)
+        else:
+            with contextlib.suppress(OSError):  # a file system without links
+                link.symlink_to(entry.resolve())
+
+
 @functools.cache
 def read_copy(root: Path, file: Path) -> Code:
     """Return a file of a copy, which nobody edits."""
-    return Code(root, file, {}).with_files(copies.below(root))
+    return Code(root, file, {}).with_files(below(root))
 
 
 def signature(file: Path) -> str:
@@ -172,7 +229,9 @@ def load(code: Code) -> ModuleType:
     Afterwards the names of its modules refer to this version: another one may have been imported
     since, and functions import later, as loader processes do.
     """
-    equal = (one for one in reversed(_imports) if _is_import_of(one.code, code))
+    # a copy equals its original
+    content = code.entry, code.contents
+    equal = (one for one in reversed(_imports) if (one.code.entry, one.code.contents) == content)
     done = next(equal, None) or _import(code)
     is_first = sys.path[:1] == [str(code.root)] or not code.is_copy
     if not is_first or any(sys.modules.get(name) is not one for name, one in done.modules.items()):
@@ -181,18 +240,13 @@ def load(code: Code) -> ModuleType:
     return done.modules[code.module]
 
 
-def _is_import_of(done: Code, code: Code) -> bool:
-    """Return whether an import equals this code, or is the original of this copy."""
-    return done.entry == code.entry and done.contents == code.contents
-
-
 def _import(code: Code) -> _Import:
     """Import a file anew. Raises `ConfigError` for any error or exit of the user's code."""
     _check_name(code)
     _put_first(code)
     try:
         with mock.patch.object(sys, "argv", [str(code.file)]):  # as of a script without any
-            loaded = modules.import_anew(code.module, code.package)
+            loaded = _import_anew(code.module)
     except (ConfigError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a script that ends with sys.exit() too
@@ -200,7 +254,7 @@ def _import(code: Code) -> _Import:
             f"{shown(code.file)}: does not import: {described(error, code.root)}"
         ) from error
     if not code.is_copy:
-        code = code.with_files({**copies.below(code.root), **_files(loaded, code.root)})
+        code = code.with_files({**below(code.root), **_files(loaded, code.root)})
     _imports.append(_Import(code, loaded))
     return _imports[-1]
 
@@ -212,8 +266,65 @@ def _files(loaded: Mapping[str, ModuleType], root: Path) -> dict[Path, Path]:
         path: Path(file)
         for name, file in files.items()
         if file is not None
-        for path in modules.relative_paths(name, Path(file), root)
+        for path in _relative_paths(name, Path(file), root)
     }
+
+
+# ---- which modules of a process are the user's
+def is_users(file: str) -> bool:
+    """Return whether a file is the user's: neither Python's, nor installed, nor of this package."""
+    installed = any(part in file for part in _INSTALLED)
+    return os.path.isabs(file) and not installed and not file.startswith(_ENVIRONMENT)
+
+
+def _loaded(package: str) -> dict[str, ModuleType]:
+    """Return the user's modules in this process, by name.
+
+    `package`: one that counts as the user's wherever it is installed.
+    """
+    found = {}
+    for name, module in list(sys.modules.items()):
+        content = getattr(module, "__dict__", {})
+        # A package without `__init__.py` has no file
+        files = [content.get("__file__") or "", *list(content.get("__path__") or ())]
+        file = next(filter(None, files), "")
+        mine = name == package or name.startswith(f"{package}.") if package else False
+        if not name.startswith(("__main__", "__mp_main__")) and (mine or is_users(str(file))):
+            found[name] = module
+    return found
+
+
+def _import_anew(name: str) -> dict[str, ModuleType]:
+    """Import a module and all that it imports of the user's, as their files are now.
+
+    Returns these modules by name. Modules of the program's that have these names are replaced; the
+    others stay.
+    """
+    package = name.partition(".")[0] if "." in name else ""  # the user's, wherever it is installed
+    before = _loaded(package)
+    for other in before:
+        del sys.modules[other]
+    try:
+        importlib.invalidate_caches()
+        # bytecode tells contents apart by size and whole seconds, so that an edit can be missed
+        with mock.patch.object(sys, "dont_write_bytecode", True):
+            importlib.import_module(name)
+        return _loaded(package)
+    except BaseException:
+        for other in _loaded(package):
+            del sys.modules[other]
+        raise
+    finally:
+        for other, module in before.items():
+            sys.modules.setdefault(other, module)
+
+
+def _relative_paths(name: str, file: Path, root: Path) -> Iterator[Path]:
+    """Yield the places where a module's copy needs its file: by folder, and by import."""
+    if file.is_relative_to(root):
+        yield file.relative_to(root)
+    parts = Path(*name.split("."))
+    yield parts / file.name if file.name.startswith("__init__.") else parts.parent / file.name
 
 
 def _put_first(code: Code) -> None:
@@ -284,7 +395,7 @@ def _named(error: BaseException) -> str:
 def _own(file: str, roots: Iterable[Path]) -> bool:
     """Return whether a file is the user's: in one of the folders, and no installed package."""
     inside = any(Path(file).is_relative_to(root) for root in (*roots, *_roots))
-    return inside and modules.is_users(file)
+    return inside and is_users(file)
 
 
 def trace(error: BaseException) -> str:
@@ -293,9 +404,7 @@ def trace(error: BaseException) -> str:
     first = link
     while link is not None:  # the error, then its causes
         others = [
-            frame
-            for frame in link.stack
-            if not Path(frame.filename).is_relative_to(modules.PACKAGE)
+            frame for frame in link.stack if not Path(frame.filename).is_relative_to(_PACKAGE)
         ]
         if others and others != list(link.stack):
             link.stack = traceback.StackSummary.from_list(others)

@@ -10,11 +10,9 @@ import json
 import os
 import platform
 import re
-import subprocess
-import urllib.parse
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import psutil
 
@@ -47,34 +45,14 @@ _AFTERWARDS = ("analysis", "doctor", "profiling", "report")
 """Packages inside tunediff that no measurement of a trial depends on."""
 
 
-class Environment(TypedDict):
-    """Hardware and versions that a measurement depends on."""
-
-    python: str
-    system: str
-    cpu: str
-    cpu_cores: int | None
-    usable_cores: int | None
-    """The cores that this process may use."""
-    cpu_features: list[str]
-    """Instruction sets that torch uses; processors of the same name may differ in them."""
-    gpus: list[str]
-    """`NVIDIA H200, 700.00 W, 143771 MiB`: name, power limit, memory of each GPU (nvidia-smi)."""
-    memory_gib: float
-    versions: dict[str, str]
-    """Version of each package, by name."""
-    code: str
-    """12 hex digits, equal exactly for equal sources and shipped weights."""
-
-
-def describe() -> Environment:
-    """Return the hardware and versions that a measurement depends on, of this machine."""
+def describe() -> dict[str, Any]:
+    """Return what a measurement depends on: the hardware and the versions of this machine."""
     # A later call may use another part of the machine.
     return {**describe_machine(), "usable_cores": machine.cores()}
 
 
 @functools.lru_cache(maxsize=1)
-def describe_machine() -> Environment:
+def describe_machine() -> dict[str, Any]:
     packages = ("tunediff", "torch", "torchvision", "ray", "optuna", "torch-fidelity", "numpy")
     versions = dict.fromkeys(packages, "not installed")
     for package in packages:
@@ -86,9 +64,9 @@ def describe_machine() -> Environment:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": cpu,
         "cpu_cores": psutil.cpu_count(),
-        "usable_cores": machine.cores(),
+        # processors of the same name may differ in them
         "cpu_features": features,
-        "gpus": _gpus(),
+        "gpus": machine.cards(),
         "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
         "versions": versions,
         "code": code_digest(Path(__file__).parents[1]),
@@ -116,14 +94,8 @@ def hardware(environment: Mapping[str, Any]) -> str:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds an extra to this installation, from its folder or file."""
-    origin = "."
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError, KeyError):
-        text = importlib.metadata.distribution("tunediff").read_text("direct_url.json")  # PEP 610
-        url = urllib.parse.urlsplit(json.loads(text or "{}")["url"])
-        path = urllib.parse.unquote(url.path)
-        origin = path if url.scheme == "file" and os.path.exists(path) else origin
-    return f"pip install '{origin}[{extra}]'"
+    """Return the command that adds an extra to this installation."""
+    return f"pip install '.[{extra}]' in the folder of tunediff"
 
 
 def _words(environment: Mapping[str, Any], name: str) -> list[str]:
@@ -133,30 +105,12 @@ def _words(environment: Mapping[str, Any], name: str) -> list[str]:
 
 def _cpu() -> tuple[str, list[str]]:
     """Return the processor's name and those of its instruction sets that matter."""
-    content = _cpuinfo()
+    content = machine.CPUINFO.read_text()
     name = re.search(r"model name\s*:\s*(.+)", content)
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", content, re.MULTILINE)
     available = set(flags.group(1).split()) if flags else set()
     features = [feature for ladder in _LADDERS for feature in ladder if feature in available]
     return name.group(1).strip() if name else platform.processor() or "unknown", features
-
-
-def _cpuinfo() -> str:
-    try:
-        return Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return ""
-
-
-def _gpus() -> list[str]:
-    """Return name, power limit and memory of each GPU by nvidia-smi; [] without a driver."""
-    query = ["--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):  # no driver, or one that hangs
-        done = subprocess.run(
-            ["nvidia-smi", *query], capture_output=True, text=True, timeout=20, check=True
-        )
-        return [line.strip() for line in done.stdout.splitlines() if line.strip()]
-    return []
 
 
 def code_digest(package: Path) -> str:

@@ -37,37 +37,6 @@ def check_format(value: Any, where: str) -> None:
     refuse(not allowed, f"{where}: {value!r} is not allowed; allowed: 1 to {FORMAT}{newer}")
 
 
-class _DiskFile(io.BufferedWriter):
-    """A file that remembers its first disk error, which a writer may hide behind another.
-
-    The error names the file `target`: the system names none where it writes, only where it opens.
-    """
-
-    fault: OSError | None = None
-    target = ""
-
-    def write(self, data: Any) -> int:
-        with self._noting_fault():
-            return super().write(data)
-
-    def flush(self) -> None:
-        with self._noting_fault():
-            super().flush()
-
-    def sync(self) -> None:
-        with self._noting_fault():
-            os.fsync(self.fileno())
-
-    @contextlib.contextmanager
-    def _noting_fault(self) -> Iterator[None]:
-        with naming_file(self.target):
-            try:
-                yield
-            except OSError as error:
-                self.fault = self.fault or error
-                raise
-
-
 @contextlib.contextmanager
 def naming_file(path: str | Path) -> Iterator[None]:
     """Give an `OSError` from inside the name of this file if it has none."""
@@ -90,22 +59,22 @@ def write_atomically(
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     # Not tempfile: it ignores the umask and makes its files readable by this user only.
-    file = _DiskFile(
-        io.FileIO(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666), "wb")
-    )
-    file.target = str(path)
     try:
-        with file:
+        with naming_file(path), open(temporary, "xb") as file:
             write(file)
             file.flush()
             if durable:
-                file.sync()
+                os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException as error:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
-        if file.fault is not None and isinstance(error, Exception):
-            raise file.fault from (None if error is file.fault else error)
+        behind: BaseException | None = error
+        while behind is not None:  # a writer may hide an error of the disk behind one of its own
+            if isinstance(behind, OSError) and behind.filename in (None, str(path)):
+                behind.filename = str(path)
+                raise behind from (None if behind is error else error)
+            behind = behind.__cause__ or behind.__context__
         raise
 
 

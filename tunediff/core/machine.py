@@ -1,15 +1,23 @@
-"""Find the CPU cores and GPUs that this process may use, for Ray, threads and records."""
+"""Find the CPU cores and GPUs that this process may use, for Ray, threads and records; limit them by
+the options --address, --cpus and --gpus."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import re
+import socket
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
+from tunediff.core.errors import ConfigError
+from tunediff.core.options import Options, option
 from tunediff.core.refusals import allow
+
+log = logging.getLogger(__name__)
 
 PART = "TUNEDIFF_CPUS"
 """Environment variable of `--cpus`: the most cores to use, in every process started from here."""
@@ -18,7 +26,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 SPINS = "GOMP_SPINCOUNT"
 """Environment variable that torch's threads read when torch is first imported."""
 
-DEVICES = Path("/dev")
+DEVICES, CPUINFO = Path("/dev"), Path("/proc/cpuinfo")
 
 
 def limit_spinning() -> None:
@@ -60,17 +68,15 @@ HALVES = {
 """Values of `precision.amp`, and the CPU features that compute in that format."""
 
 
-def emulated(cpuinfo: Path = Path("/proc/cpuinfo")) -> set[str]:
+def emulated(cpuinfo: Path = CPUINFO) -> set[str]:
     """Return the values of `precision.amp` that this CPU only emulates; empty if that is not known.
 
     With AVX-512 the emulation reaches nine tenths of the speed of float32; with AVX2 alone
     convolutions reach a tenth to a sixtieth.
     """
-    with contextlib.suppress(OSError):
-        words = set(cpuinfo.read_text().split())
-        if words & {"avx2", "sse2", "fp"}:
-            return {name for name, units in HALVES.items() if not words.intersection(units)}
-    return set()
+    words = set(cpuinfo.read_text().split())
+    is_known = words & {"avx2", "sse2", "fp"}
+    return {name for name, units in HALVES.items() if is_known and not words.intersection(units)}
 
 
 # ---- GPUs
@@ -79,7 +85,8 @@ def gpus() -> list[str]:
 
     A part of a GPU that MIG has split is one where `CUDA_VISIBLE_DEVICES` names it.
     """
-    chosen, number = os.environ.get(VISIBLE), cards()
+    chosen = os.environ.get(VISIBLE)
+    number = len(cards()) or len(list(DEVICES.glob("nvidia[0-9]*")))
     if chosen is None or not number:
         return [str(index) for index in range(number)]
     words = [word.strip() for word in chosen.split(",")]
@@ -87,15 +94,20 @@ def gpus() -> list[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def cards() -> int:
-    """Return the number of GPUs by nvidia-smi, which omits those that a container or a batch
-    system hides. Where it is missing or fails, each device file is one."""
+def cards() -> list[str]:
+    """Return `NVIDIA H200, 700.00 W, 143771 MiB`, name, power limit and memory, of each GPU.
+
+    nvidia-smi omits those that a container or a batch system hides. [] where it is missing or
+    fails.
+    """
+    query = ["--query-gpu=name,power.limit,memory.total", "--format=csv,noheader"]
     # Without a driver it fails, and with a broken one it may hang.
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        command = ["nvidia-smi", "--list-gpus"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        return len(re.findall(r"UUID: GPU-", done.stdout))
-    return len(list(DEVICES.glob("nvidia[0-9]*")))
+        done = subprocess.run(
+            ["nvidia-smi", *query], capture_output=True, text=True, timeout=60, check=True
+        )
+        return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+    return []
 
 
 def take(cpus: int | None, count: int | None) -> None:
@@ -112,3 +124,44 @@ def take(cpus: int | None, count: int | None) -> None:
         allowed = f"0 to {len(devices)}, the GPUs that are there"
         allow(0 <= count <= len(devices), "--gpus", count, allowed)
         os.environ[VISIBLE] = ",".join(devices[:count])
+
+
+# ---- options
+class MachineOptions(Options):
+    """What a search or comparison may use."""
+
+    address: str | None = option(
+        None, "a running Ray cluster, auto or HOST:PORT (default: one on this machine)"
+    )
+    cpus: int | None = option(None, "CPU cores of this machine to use (default: all)")
+    gpus: int | None = option(None, "GPUs of this machine to use (default: all)")
+
+
+def check(args: MachineOptions) -> None:
+    """Apply the options. Raises `ConfigError` for more than there is."""
+    args.address = args.address or os.environ.get("RAY_ADDRESS")
+    if args.address is None:
+        take(args.cpus, args.gpus)
+        return
+    if not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):
+        client = "Ray Client keeps the search away from its cluster's files; run it on a node"
+        why = f" ({client}: ray job submit does)" if args.address.startswith("ray://") else ""
+        allowed = "allowed: auto or HOST:PORT"
+        raise ConfigError(f"--address: {args.address!r} is not allowed{why}; {allowed}")
+    if args.address != "auto":  # Ray would look for it for minutes
+        host, _, port = args.address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except (OSError, OverflowError) as error:
+            raise ConfigError(f"--address: no cluster answers at {args.address}: {error}") from None
+    for flag, value in (("--cpus", args.cpus), ("--gpus", args.gpus)):
+        if value is not None:
+            theirs = f"of the cluster at {args.address} Ray gives out what is free"
+            raise ConfigError(f"{flag}: takes a part of this machine; {theirs}")
+
+
+def warn_emulated(formats: Iterable[str], address: str | None = None) -> None:
+    """Warn of those values of `precision.amp` that the CPU of this machine only emulates."""
+    if address is None and not gpus():
+        for name in sorted(emulated().intersection(formats)):
+            log.warning("precision.amp=%s: this CPU has no units for it and emulates it", name)

@@ -33,8 +33,6 @@ HEAVY = (".safetensors", ".pt")
 """Endings of the files that are fetched only where they are needed."""
 _OF_RAY, _PASSING = ("tune", "train"), ("doing.json",)
 """Folders of a search and names of files that are of no use elsewhere."""
-_LATE = ("study.db", "study.db-journal")
-"""Files that a search uses while it runs; they follow from journals and are copied last."""
 _JOURNALS = ("journal.jsonl", "sessions.jsonl")
 """Files that only grow: of two the longer one is the newer."""
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
@@ -132,11 +130,11 @@ def pull(path: Path, heavy: bool = False) -> None:
         raise ConfigError(f"--storage: {address} cannot be read: {short_error(error)}") from None
 
 
-def push_run(run: Path, last: bool = True) -> None:
+def push_run(run: Path) -> None:
     """Copy the files of a run that were written since the last time.
 
-    `last`: nothing runs in it any more, so that all files are at rest. Raises what the service
-    raises, and `OSError` if another machine runs it as well, whose files stay.
+    Raises what the service raises, and `OSError` if another machine runs it as well, whose files
+    stay.
     """
     storage, copied, begun = run.parent, run / COPIED, time.time()
     since = copied.stat().st_mtime if copied.exists() else 0.0
@@ -144,10 +142,10 @@ def push_run(run: Path, last: bool = True) -> None:
     system, root = connect(address)
     there = _files_there(system, f"{root}/{run.name}", storage, root)
     continued = _continued(there)
-    for file in _files_here(run, last):
+    for file in _files_here(run):
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             status = file.stat()  # a file that was renamed into place may have been written before
-            is_new = file.name in _LATE or max(status.st_mtime, status.st_ctime) >= since
+            is_new = max(status.st_mtime, status.st_ctime) >= since
             if is_new and file.parent not in continued:
                 _put(system, address, file, f"{root}/{file.relative_to(storage).as_posix()}")
     for file in there:  # checkpoints, which a training removes at its end; a program's own stay
@@ -169,7 +167,7 @@ def push_or_warn(path: Path) -> None:
     try:
         address = str(address_of(place[0]))
         system, root = connect(address)
-        for file in [path] if path.is_file() else _files_here(path, last=True):
+        for file in [path] if path.is_file() else _files_here(path):
             inside = file.absolute().relative_to(place[0]).as_posix()
             _put(system, address, file, f"{root}/{inside}")
     except Exception as error:
@@ -211,14 +209,13 @@ def make_folder(system: FileSystem, address: str, path: str) -> None:
         system.makedirs(path, exist_ok=True)
 
 
-def _files_here(run: Path, last: bool) -> list[Path]:
+def _files_here(run: Path) -> list[Path]:
     """Return a run's files to copy: journals after what they describe, small before large."""
     result: list[Path] = []
-    skipped = (*_PASSING, *(() if last else _LATE))
     for name, folders, files in os.walk(run):
         of_ray = _OF_RAY if Path(name) == run else ()
         folders[:] = [one for one in folders if not one.startswith(".") and one not in of_ray]
-        wanted = (one for one in files if not one.startswith(".") and one not in skipped)
+        wanted = (one for one in files if not one.startswith(".") and one not in _PASSING)
         result += [Path(name) / one for one in wanted]
     return sorted(
         result, key=lambda file: (file.name in _JOURNALS, file.name.endswith(HEAVY), file)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+_BEGAN = time.monotonic()
+
 
 def end(*_: Any) -> None:
     """Exit at once: an exception would pass through half-imported modules."""
@@ -35,13 +37,8 @@ def terminable() -> Iterator[None]:
 
 
 def command_began() -> float:
-    """Return the monotonic time at which this command's process began; for a call, now."""
-    if not started:
-        return time.monotonic()
-    with open("/proc/self/stat", "rb") as file:  # the wall-clock may have been set since
-        ticks = int(file.read().rpartition(b")")[2].split()[19])
-    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.monotonic() - age_s
+    """Return the monotonic time at which this command began, by this import; for a call, now."""
+    return _BEGAN if started else time.monotonic()
 
 
 # With `python -m tunediff.search`, argv begins with -m only while its packages are imported;

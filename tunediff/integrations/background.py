@@ -94,4 +94,4 @@ class Copier(Background):
 
     def send(self, last: bool) -> None:
         if any(self._folder.glob(f"trials/*/{JOURNAL}")) or (self._folder / JOURNAL).exists():
-            remote.push_run(self._folder, last)
+            remote.push_run(self._folder)

@@ -18,7 +18,7 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.analysis import sides
 from tunediff.command import definition, worktrees
-from tunediff.config import copies
+from tunediff.config.code import MARK
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import CODE as FOLDER
 from tunediff.core.files import write_text
@@ -201,7 +201,7 @@ def sha256(path: Path) -> str:
 
 def digests(side: Path, place: str) -> dict[str, str]:
     """Return the SHA-256 of the files in a folder of a side, by their names in the side."""
-    paths = [path for path in regular_files(side / place) if path.name != copies.MARK]
+    paths = [path for path in regular_files(side / place) if path.name != MARK]
     return {path.relative_to(side).as_posix(): sha256(path) for path in paths}
 
 

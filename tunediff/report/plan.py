@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff import config as cfg
-from tunediff import search_space
 from tunediff.analysis import error_spending, evaluating
 from tunediff.config import ConfigError
 from tunediff.core import text
@@ -36,7 +35,7 @@ def values(
     share = resources.share(space, machine)
     confirms = {"confirming_at_once": confirming.runs_at_once(space, max(sizes), on_this_machine)}
     cost = evaluating.Cost.of(space, {**measured, **confirms})
-    spent, points = cost.parts(share.least), search_space.size(space)
+    spent = cost.parts(share.least)
     unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []
     within = round(cost.within_limit(share.least)[0] * share.slots)
     trials = min(budget.trials, max(share.slots, within))
@@ -50,7 +49,7 @@ def values(
     plan = {
         "search": str(space.source),
         "knobs": len(space.dimensions),
-        "points": None if points == float("inf") else points,
+        "points": None if space.kind == "search" else len(space.candidates),
         "trials": budget.trials,
         "trials_within_limit": trials,
         "training_s_per_trial": space.longest_s,
@@ -208,9 +207,9 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     if "search" not in plan:
         return [f"A: {plan['a']}", f"B: {plan['b']}", *start_lines(plan)]
     points, count = plan["points"], plan["parameters"]
-    many = "unlimited" if points is None else f"{round(points):,}"
+    many = "drawn" if points is None else f"{points:,} points"
     rows = {
-        "search": f"{plan['search']} ({text.pluralize(plan['knobs'], 'knob')}, {many} points)",
+        "search": f"{plan['search']} ({text.pluralize(plan['knobs'], 'knob')}, {many})",
         "device_hours": f"about {plan['device_hours']:.2f} of training",
         "price": None if plan["price"] is None else f"about {text.number(plan['price'])}",
         "machine": f"{plan['machine']}; world sizes {', '.join(map(str, plan['world_sizes']))} fit",

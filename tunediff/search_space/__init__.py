@@ -12,13 +12,10 @@ from tunediff.search_space.content import (
     shipped,
 )
 from tunediff.search_space.dimension import Dimension, Draw, to_params
-from tunediff.search_space.model import SearchBudget, SearchSpace, size
+from tunediff.search_space.model import SearchBudget, SearchSpace
 from tunediff.search_space.reading import load, parse
-from tunediff.search_space.sections import EARLY_STOPPING, MOST_FINALISTS, duration_s
 
 __all__ = [
-    "EARLY_STOPPING",
-    "MOST_FINALISTS",
     "SHIPPED",
     "Dimension",
     "Draw",
@@ -26,7 +23,6 @@ __all__ = [
     "SearchBudget",
     "SearchSpace",
     "completed",
-    "duration_s",
     "find",
     "folder_of",
     "load",
@@ -35,6 +31,5 @@ __all__ = [
     "parse",
     "read",
     "shipped",
-    "size",
     "to_params",
 ]

@@ -7,8 +7,7 @@ import dataclasses
 import functools
 import itertools
 import json
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -55,18 +54,6 @@ class Dimension:
     def _drawn(self) -> set[tuple[type, Any]]:
         """Return the choices as a set: a thousand points may be checked against a thousand."""
         return {(type(choice), as_param(choice)) for choice in self.choices or ()}
-
-    @functools.cached_property
-    def conditions(self) -> frozenset[tuple[str, frozenset[Any]]]:
-        """Return the conditions of `when` with values as Optuna stores them: hashable."""
-        return frozenset((name, frozenset(map(as_param, allowed))) for name, allowed in self.when)
-
-    @property
-    def size(self) -> float:
-        """Return how many values can be drawn; infinite for real numbers without steps."""
-        step = self.step or int(self.integer)
-        spaced = round((self.high - self.low) / step) + 1 if step else math.inf
-        return spaced if self.choices is None else len(self.choices)
 
     def suggest(self, trial: Any) -> Any:
         """Draw a value with an Optuna trial."""
@@ -155,44 +142,18 @@ def complete(
     return full
 
 
-def combinations(dimensions: Sequence[Dimension]) -> list[Values]:
-    """Return every point of a grid, last knob fastest, without knobs that do not apply."""
-    points: list[Values] = [{}]
-    for dimension in dimensions:
-        drawn: list[Values] = [{dimension.name: choice} for choice in dimension.choices or ()]
-        points = [
-            point | choice
-            for point in points
-            for choice in (drawn if dimension.active(point) else [{}])
-        ]
-    return points
+def combinations(dimensions: Sequence[Dimension], point: Values) -> Iterator[Values]:
+    """Yield every point of a grid, last knob fastest, without knobs that do not apply.
 
-
-def count(dimensions: Sequence[Dimension]) -> float:
-    """Return how many points there are; infinite with a real-valued range."""
-
-    @functools.cache
-    def points(i: int, met: frozenset[Any]) -> float:
-        """Count the points of dimensions i, i + 1, …, of whose conditions those in `met` hold."""
-        if i == len(dimensions):
-            return 1
-        head, later = dimensions[i], dimensions[i + 1 :]
-        conditions = {condition for dimension in later for condition in dimension.conditions}
-        if not met.issuperset(head.conditions):
-            return points(i + 1, met & conditions)
-        # Values that meet the same conditions count alike, as does a range without conditions
-        matching = [condition for condition in conditions if condition[0] == head.name]
-        named = {value for _, allowed in matching for value in allowed}
-        values = named if head.choices is None else {as_param(choice) for choice in head.choices}
-        counts: dict[frozenset[Any], float] = {frozenset(): head.size - len(values)}
-        for value in values:
-            new = frozenset(condition for condition in matching if value in condition[1])
-            counts[new] = counts.get(new, 0) + 1
-        return sum(
-            times * points(i + 1, met & conditions | new) for new, times in counts.items() if times
-        )
-
-    return points(0, frozenset())
+    `point`: the values of the knobs before.
+    """
+    if not dimensions:
+        yield point
+        return
+    first, *others = dimensions
+    drawn: list[Values] = [{first.name: choice} for choice in first.choices or ()]
+    for choice in drawn if first.active(point) else [{}]:
+        yield from combinations(others, point | choice)
 
 
 # ---- reading

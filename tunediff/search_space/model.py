@@ -14,7 +14,7 @@ from tunediff.core import text
 from tunediff.core.clock import UNITS, Budget, Unit, UnitName, seconds_per_device
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.experiment.model import LEAST_PAIRS
-from tunediff.search_space.dimension import Dimension, complete, count
+from tunediff.search_space.dimension import Dimension, complete
 from tunediff.search_space.sections import Confirm, RunOptions, SearchFile, Study
 
 SEED_OFFSET = 1000
@@ -189,11 +189,6 @@ class SearchSpace(RunOptions):
     def expand(self, point: Mapping[str, Any], where: str) -> Values:
         """Return a value for every dimension that applies; see `complete`."""
         return complete(self.dimensions, self.baseline, point, where)
-
-
-def size(space: SearchSpace) -> float:
-    """Return how many points the space holds; infinite with a real-valued range."""
-    return count(space.dimensions) if space.kind == "search" else len(space.candidates)
 
 
 # ---- keys and sections that contradict each other

@@ -29,7 +29,6 @@ from tunediff.search_space.dimension import (
     as_param,
     combinations,
     complete,
-    count,
     owners_of,
     same_everywhere,
     spread,
@@ -286,8 +285,8 @@ def listed_runs(
     values += [rung.together for rung in rungs]
     values += [rung.alone for rung in rungs if rung.alone is not None]
     if kind == "grid":
-        _refuse_many(where, count(dimensions), "combinations", len(seeds))  # before any is made
-        values += combinations(dimensions)
+        values += itertools.islice(combinations(dimensions, {}), MOST_POINTS + 1)
+        _refuse_many(where, len(values) - 1, "combinations or more", len(seeds))
     at = place if kind == "search" else where
     candidates, contradictions = _allowed(values, baseline, at, can_skip=kind == "grid")
     skipped += contradictions

@@ -16,7 +16,6 @@ from pydantic import BeforeValidator
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Quantity, Values, Workload
 from tunediff.config.knobs import Bool, Float, Int, Str, nearest, refuse, section, validated
-from tunediff.core import text
 from tunediff.core.point import in_units
 from tunediff.experiment.model import EarlyStoppingName, seconds_of
 
@@ -34,38 +33,17 @@ Sampler = Literal[
 ]
 """Samplers of Optuna that a search can draw with."""
 Cost = Literal["peak_memory_mib", "device_s", "price"]
-EARLY_STOPPING: tuple[str, ...] = get_args(EarlyStoppingName)
 COSTS: tuple[str, ...] = get_args(Cost)
 """Allowed second objectives, which are minimized: device memory, seconds × devices and
 price."""
 T = TypeVar("T")
 
 
-class Seconds(float):
-    """A duration that has been parsed; its text is what options and files take."""
-
-    def __str__(self) -> str:
-        return text.format_exact(self)
-
-
 def _seconds(value: Any) -> float:
     """Return the seconds of a duration in a file, which has its unit. Raises `ValueError`."""
-    if isinstance(value, Seconds):
-        return value
     if not isinstance(value, str):
         raise ValueError("is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m")
     return seconds_of(value)
-
-
-def duration_s(value: str | float, where: str) -> Seconds:
-    """Return the seconds of a duration above 0, such as 90s, 10m, 1h30m, or of a number of them.
-
-    Raises `ConfigError`.
-    """
-    try:
-        return Seconds(seconds_of(value))
-    except ValueError as error:
-        raise ConfigError(f"{where}: {value!r} {error}") from None
 
 
 Duration = Annotated[float, BeforeValidator(_seconds)]

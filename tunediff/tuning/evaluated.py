@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tunediff import config as cfg
-from tunediff import search_space as spaces
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import End, TrialRecord
@@ -65,8 +65,6 @@ class EvaluatedConfigurations:
 
     def used_up(self) -> bool:
         """Return whether all points, or their equivalents, were run. False for a large space."""
-        if len(self._exact) - self._space.noise + 1 >= spaces.size(self._space):
-            return True
         if self._identities is None or not self._identities <= self._equivalent.keys():
             return False
         return all(
@@ -81,11 +79,10 @@ class EvaluatedConfigurations:
     def _identities(self) -> set[str] | None:
         """Return the `_identity` of all points of a small space of choices, or None."""
         dimensions, identities = self._space.dimensions, set()
-        if spaces.size(self._space) > LISTED or any(
-            dimension.choices is None for dimension in dimensions
-        ):
+        points = list(itertools.islice(combinations(dimensions, {}), LISTED + 1))
+        if len(points) > LISTED or any(dimension.choices is None for dimension in dimensions):
             return None
-        for point in combinations(dimensions):
+        for point in points:
             with contextlib.suppress(ConfigError):  # knobs that contradict each other
                 identities.add(self._identity(self._space.config(point)))
         return identities

@@ -26,7 +26,7 @@ from tunediff.config import ConfigError, Values
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
-from tunediff.core.machine_options import MachineOptions
+from tunediff.core.machine import MachineOptions
 from tunediff.core.outcomes import Status
 from tunediff.core.refusals import check_new
 from tunediff.core.trial_record import TrialRecord
