@@ -1,5 +1,7 @@
-"""Find the CPU cores and GPUs that this process may use, for Ray, threads and records; limit them by
-the options --address, --cpus and --gpus."""
+"""Find the CPU cores and GPUs that this process may use, for Ray, threads and records.
+
+The options --address, --cpus and --gpus choose a part of them, or a cluster.
+"""
 
 from __future__ import annotations
 
