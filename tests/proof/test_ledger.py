@@ -39,6 +39,11 @@ def test_each_comparison_spends_and_each_gain_earns(program, capsys):  # noqa: F
     assert "a has compared these versions on the same seeds: better" in capsys.readouterr().err
     assert len(FILE.read_text().splitlines()) == 4
     assert not Path("ray_results", "c").exists()
+    head = Ledger.read().head
+    sides = ("--run", RUN.replace("{lr}", "1"), "--at", head, "--at", ".")
+    assert compare.main([*sides, *WORDS, "--ledger", "--confirm"]) == 10
+    assert compare.main([*again[:2], "lr=1", "lr=3", *WORDS, "--ledger", "--confirm"]) == 2
+    assert f"A is lr=1; allowed: the version that was confirmed last, {head}" in capsys.readouterr().err
     assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--confirm"]) == 2
     assert "--confirm: True is not allowed; allowed: with --ledger" in capsys.readouterr().err
 

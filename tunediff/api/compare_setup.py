@@ -44,9 +44,8 @@ from tunediff.experiment.model import (
 )
 from tunediff.inspector import probe
 from tunediff.integrations import tracking
-from tunediff.proof import frozen_code, locked_judge, proof
+from tunediff.proof import frozen_code, ledger, locked_judge, proof
 from tunediff.proof.frozen_code import SideCode
-from tunediff.proof.ledger import Ledger, own_level, refuse_known
 from tunediff.report import plan
 from tunediff.report.plan import MOST_DAYS
 from tunediff.search_space import folder_of
@@ -226,7 +225,7 @@ def _experiment(options: CompareOptions, metric: Metric, names: Sequence[str]) -
             allow(file.is_file(), f"--{name}", file, "a Python file")
             digests[name] = frozen_code.sha256(file)
     if options.ledger:
-        level = own_level(Ledger.read().level(level), options)
+        level = ledger.own_level(ledger.Ledger.read().level(level), options)
     return Experiment(
         kind="comparison",
         runner="command" if options.command else "workload",
@@ -373,7 +372,7 @@ def create(new: NewComparison, options: CompareOptions) -> None:
         locked_judge.lock(options.holdout, HOLDOUT, making)
         new.experiment.write(making)
         if options.ledger:
-            refuse_known(making)
+            ledger.check(making, options.confirm)
         making.rename(folder)  # a folder of that name is complete, whenever this process is killed
         undo.pop_all()
     for name in side_files.SIDES:

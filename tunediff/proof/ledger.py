@@ -17,6 +17,7 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -118,6 +119,17 @@ class Ledger:
         """Return the level of the next comparison."""
         return level_of([entry.kept for entry in self.entries], budget)
 
+    @property
+    def _confirming(self) -> int:
+        """Return the index of the comparison that confirmed last; −1: none has."""
+        confirming = [n for n, entry in enumerate(self.entries) if entry.confirms and entry.kept]
+        return max(confirming, default=-1)
+
+    @property
+    def confirmed(self) -> str | None:
+        """Return the commit that was confirmed last; at first it is that of the first line."""
+        return self.entries[max(self._confirming, 0)].head if self.entries else None
+
     def append(self, event: str, **content: Any) -> None:
         """Write one line, whole: others may write theirs at the same time."""
         line = json.dumps({"event": event, **content, "time": round(time.time())})
@@ -130,9 +142,7 @@ class Ledger:
         A kept comparison that confirms makes its head the confirmed one; at first it is the first.
         """
         number = [entry.id for entry in self.entries].index(key) + 1
-        confirming = [n for n, entry in enumerate(self.entries) if entry.confirms and entry.kept]
-        last = max(confirming, default=-1)
-        since = sum(entry.kept for entry in self.entries[last + 1 :])
+        since = sum(entry.kept for entry in self.entries[self._confirming + 1 :])
         return {
             "number": number,
             "budget": budget,
@@ -140,7 +150,7 @@ class Ledger:
             "level": self.entries[number - 1].level,
             "kept": sum(entry.kept for entry in self.entries),
             "kept_since_confirmed": since,
-            "confirmed": self.entries[max(last, 0)].head,
+            "confirmed": self.confirmed,
             "recheck_due": since >= RECHECK,
             "file": str(self.file),
             "id": key,
@@ -166,11 +176,19 @@ def _runs(folder: Path) -> str:
     return "" if asked.unseeded else hashlib.sha256(json.dumps(same).encode()).hexdigest()[:16]
 
 
-def refuse_known(folder: Path) -> None:
+def check(folder: Path, confirms: bool) -> None:
     """Refuse a comparison that the ledger has decided: its runs would be the same, so that it says
-    nothing new and must not earn level once more. Raises `ConfigError`."""
-    runs = _runs(folder)
-    for entry in Ledger.read().entries:
+    nothing new and must not earn level once more; and one that `confirms` another version than that
+    of the ledger. Raises `ConfigError`."""
+    ledger, runs = Ledger.read(), _runs(folder)
+    name = Experiment.read(folder).candidates["A"]  # such as mine.py@main, or main lr=1
+    words = [f"{word}^{{commit}}" for word in re.split(r"[@\s]", name)]
+    parse = ("rev-parse", "--verify", "--quiet", "--end-of-options")
+    commits = [git(Path(), *parse, word, where="git", check=False) for word in words]
+    if confirms and ledger.confirmed not in [commit.decode().strip() for commit in commits]:
+        kept = f"the version that was confirmed last, {ledger.confirmed or 'none yet'}"
+        raise ConfigError(f"--confirm: A is {name}; allowed: {kept}")
+    for entry in ledger.entries:
         if runs and entry.runs == runs and entry.verdict not in (Verdict.OPEN, Verdict.FAILED):
             raise ConfigError(
                 f"--ledger: {entry.name} has compared these versions on the same seeds:"
