@@ -242,6 +242,8 @@ def test_gpu_fused_norm_computes_what_float64_does(dtype):
         right = (expected, *torch.autograd.grad(expected, exact, dy.double()))
         for one, other in zip(found, right, strict=True):
             assert distance(one.double(), other) < (1e-4 if dtype == torch.float32 else 0.01)
+        compiled = torch.compile(fused_norm.norm_silu, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(*tensors, 32, 1e-6), y, rtol=0, atol=0)
 
 
 @gpu

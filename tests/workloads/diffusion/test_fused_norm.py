@@ -1,4 +1,4 @@
-"""GroupNorm, SiLU and dropout in one operation: its formulas on a CPU, its kernels in Triton's interpreter."""
+"""GroupNorm, SiLU and dropout in one operation: its kernels in Triton's interpreter."""
 
 import os
 import subprocess
@@ -14,7 +14,6 @@ from tests.helpers import tiny
 from tunediff.workloads.diffusion import unet, unet_blocks
 
 fused_norm = pytest.importorskip("tunediff.workloads.diffusion.fused_norm", reason="Triton is not installed")
-check = pytest.importorskip("tunediff.workloads.diffusion.fused_norm_check")
 SHAPES = [("float32", 128, 8, 32), ("bfloat16", 384, 4, 32), ("float16", 512, 4, 32), ("float32", 24, 3, 4)]
 """Number format, channels, side and groups; 24 channels fill no tile, and 9 pixels neither."""
 ALL_SHAPES = [
@@ -39,24 +38,17 @@ def inputs(channels, side, dtype=torch.float64):
     return [one.requires_grad_() for one in (x, *(other.to(wide) for other in others))]
 
 
-def test_formulas_of_the_operation_have_the_right_gradients():
-    tensors = inputs(8, 3)
-    torch.testing.assert_close(fused_norm.norm_silu(*tensors, 4, 1e-6), in_torch(*tensors, 4))
-    assert torch.autograd.gradcheck(lambda *all_four: fused_norm.norm_silu(*all_four, 4, 1e-6), tensors)
-
-
-def test_network_learns_the_same_with_the_operation():
-    """As on a GPU in NHWC order, here with its formulas."""
-    network = unet.network(tiny(model__dropout=0.0).knobs).double().to(memory_format=torch.channels_last)
+def gradients_of_a_network(fused):
+    """Return gradients of a U-Net by name, on a CPU as on a GPU in NHWC order where it is `fused`."""
+    network = unet.network(tiny(model__dropout=0.0).knobs).to(memory_format=torch.channels_last)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
-    x = torch.randn(2, 1, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    t = torch.tensor([3, 40])
-    plain = torch.autograd.grad(network(x, t).square().sum(), list(network.parameters()))
-    with mock.patch.object(unet_blocks, "fused_norm", return_value=fused_norm):
-        found = torch.autograd.grad(network(x, t).square().sum(), list(network.parameters()))
-    for name, gradient, expected in zip(dict(network.named_parameters()), found, plain, strict=True):
-        torch.testing.assert_close(gradient, expected, msg=lambda text, name=name: f"{name}: {text}")
+    x = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
+    with mock.patch.object(unet_blocks, "fused_norm", return_value=fused_norm if fused else None):
+        loss = network(x, torch.tensor([3, 40])).square().sum()
+    return dict(
+        zip(dict(network.named_parameters()), torch.autograd.grad(loss, list(network.parameters())), strict=True)
+    )
 
 
 def interpreted(shapes):
@@ -83,6 +75,11 @@ def interpreted(shapes):
     dy = torch.randn_like(y)
     found, right = torch.autograd.grad(y, x, dy)[0], torch.autograd.grad(plain, x, dy.double())[0]
     torch.testing.assert_close(found, right, rtol=1e-4, atol=1e-5)
+    plain, found = gradients_of_a_network(fused=False), gradients_of_a_network(fused=True)
+    for name, gradient in plain.items():
+        assert (found[name] - gradient).norm() < 1e-4 * gradient.norm(), name
+    assert fused_norm.works(torch.device("cpu"), torch.float32)
+    assert not fused_norm.works(torch.device("cpu"), torch.float64)
 
 
 @pytest.mark.parametrize("shapes", ["SHAPES", pytest.param("ALL_SHAPES", marks=pytest.mark.nightly)])
@@ -98,21 +95,7 @@ def test_kernels_compute_in_each_number_format_what_float64_does(shapes):
     assert "compared" in done.stdout, done.stderr
 
 
-def test_operation_is_used_only_where_it_agrees_with_torch(caplog):
-    assert check.works(torch.device("cpu"), torch.float32)
-    assert caplog.text == ""
+def test_operation_is_used_only_where_it_runs(caplog):
     nowhere = torch.device("cuda", torch.cuda.device_count())
-    assert not check.works(nowhere, torch.float32)
+    assert not fused_norm.works(nowhere, torch.float32)
     assert "torch computes it" in caplog.text
-
-
-def test_operation_is_visible_to_torch_compile():
-    tensors = inputs(8, 3, torch.float32)
-
-    def summed(*all_four):
-        return fused_norm.norm_silu(*all_four, 4, 1e-6).square().sum()
-
-    compiled = torch.compile(summed, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(
-        torch.autograd.grad(compiled(*tensors), tensors), torch.autograd.grad(summed(*tensors), tensors)
-    )

@@ -7,19 +7,25 @@ gradients of weight, bias and `a` follow from these sums, so that no other kerne
 
     u = scale·x + shift,  z = dL/du,  dx = scale·z + c2·x + c3,  Σ dx = scale·Σz + c2·Σx + HW·c3
 
-On a CPU the same formulas run as plain operations of torch, which is how they are tested.
+Its speed is not measured where it is used: which of two is faster by a little would differ from
+run to run. On a CPU it runs in Triton's interpreter alone, which is how it is tested.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.library import triton_op, wrap_triton
 
 from tunediff.workloads.diffusion import fused_norm_kernels as kernels
+
+log = logging.getLogger(__name__)
 
 TILE = 4096
 """Elements of a program's tile: pixels × channels."""
@@ -27,9 +33,12 @@ CHANNELS = 128
 """Channels of a tile, at most: rows of 256 bytes in bf16."""
 PROGRAMS = 1024
 """Programs that sum, at least where there are as many pixels."""
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-4, torch.float16: 0.01, torch.bfloat16: 0.05}
+"""Largest difference from operations of torch, as a share of their largest value; the kernels sum
+in float32, so that torch computes float64."""
 
 
-# ---- on a GPU
+# ---- kernels
 def _launch(kernel: Any, grid: tuple[int, ...], *arguments: Any) -> None:
     """Start a kernel, visible to torch.compile; the interpreter's kernels are not."""
     compiled = isinstance(kernel, triton.runtime.JITFunction)
@@ -59,10 +68,13 @@ def _sum_parts(
     return parts, runs
 
 
-def _triton_forward(
+# ---- the operation
+@triton_op("tunediff::norm_silu", mutates_args={})
+def _norm_silu(
     x: Tensor, a: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor, groups: int,
     eps: float, p: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return y, and [5, N, C] for backward: scale, shift, mean, 1/deviation, Σx."""
     n, hw, c, br, bc, _ = _blocks(x)
     saved = torch.empty(5, n, c, device=x.device, dtype=torch.float32)
     parts, runs = _sum_parts(x, None, saved, seed, p)
@@ -77,10 +89,12 @@ def _triton_forward(
     return y, saved
 
 
-def _triton_backward(
+@triton_op("tunediff::norm_silu_backward", mutates_args={})
+def _norm_silu_backward(
     dy: Tensor, x: Tensor, a: Tensor | None, weight: Tensor, seed: Tensor, saved: Tensor,
     groups: int, p: float,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return dx, and [5, N, C]: c2, c3 and the gradients of a, weight and bias of each image."""
     n, hw, c, br, bc, _ = _blocks(x)
     parts, runs = _sum_parts(x, dy, saved, seed, p)
     found = torch.empty(5, n, c, device=x.device, dtype=torch.float32)
@@ -96,84 +110,6 @@ def _triton_backward(
         br, bc, p > 0,
     )  # fmt: skip
     return dx, found
-
-
-# ---- on a CPU, without dropout
-def _by_group(values: Tensor, groups: int) -> Tensor:
-    """Return the sum over the channels of its group, for each channel: [N, C] → [N, C]."""
-    n, c = values.shape
-    summed = values.view(n, groups, -1).sum(2, keepdim=True)
-    return summed.expand(n, groups, c // groups).reshape(n, c)
-
-
-def _wide(values: Tensor) -> Tensor:
-    return values[:, :, None, None]
-
-
-def _plain_dz(x: Tensor, dy: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    u = x * _wide(scale) + _wide(shift)
-    sigmoid = u.sigmoid()
-    return dy * sigmoid * (1 + u * (1 - sigmoid))
-
-
-def _plain_forward(
-    x: Tensor, a: Tensor | None, weight: Tensor, bias: Tensor, groups: int, eps: float
-) -> tuple[Tensor, Tensor]:
-    total, pixels = x.sum((2, 3)), x.shape[2] * x.shape[3]
-    count = pixels * (x.shape[1] // groups)
-    added = torch.zeros_like(total) if a is None else a
-    mean = _by_group(total + pixels * added, groups) / count
-    centre = mean - added
-    squares = x.square().sum((2, 3)) - centre * (2 * total - pixels * centre)
-    rstd = (_by_group(squares, groups).clamp(min=0) / count + eps).rsqrt()
-    scale = weight * rstd
-    shift = bias - centre * scale
-    u = x * _wide(scale) + _wide(shift)
-    return u * u.sigmoid(), torch.stack((scale, shift, mean, rstd, total))
-
-
-def _plain_backward(
-    dy: Tensor, x: Tensor, a: Tensor | None, weight: Tensor, saved: Tensor, groups: int
-) -> tuple[Tensor, Tensor]:
-    scale, shift, mean, rstd, total = saved
-    pixels = x.shape[2] * x.shape[3]
-    added, count = torch.zeros_like(total) if a is None else a, pixels * (x.shape[1] // groups)
-    dz = _plain_dz(x, dy, scale, shift)
-    z, zv = dz.sum((2, 3)), (dz * x).sum((2, 3)) + added * dz.sum((2, 3))
-    inner, outer = _by_group(weight * zv, groups), _by_group(weight * z, groups)
-    c2 = (outer * mean - inner) * rstd**3 / count
-    c3 = c2 * (added - mean) - outer * rstd / count
-    da = scale * z + c2 * total + pixels * c3
-    found = torch.stack((c2, c3, da, (zv - mean * z) * rstd, z))
-    return _wide(scale) * dz + _wide(c2) * x + _wide(c3), found
-
-
-# ---- the operation
-def _on_triton(x: Tensor) -> bool:
-    """Return whether Triton computes: on a GPU, or interpreted."""
-    return x.device.type != "cpu" or not isinstance(kernels.sums, triton.runtime.JITFunction)
-
-
-@triton_op("tunediff::norm_silu", mutates_args={})
-def _norm_silu(
-    x: Tensor, a: Tensor | None, weight: Tensor, bias: Tensor, seed: Tensor, groups: int,
-    eps: float, p: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return y, and [5, N, C] for backward: scale, shift, mean, 1/deviation, Σx."""
-    if _on_triton(x):
-        return _triton_forward(x, a, weight, bias, seed, groups, eps, p)
-    return _plain_forward(x, a, weight, bias, groups, eps)
-
-
-@triton_op("tunediff::norm_silu_backward", mutates_args={})
-def _norm_silu_backward(
-    dy: Tensor, x: Tensor, a: Tensor | None, weight: Tensor, seed: Tensor, saved: Tensor,
-    groups: int, p: float,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return dx, and [5, N, C]: c2, c3 and the gradients of a, weight and bias of each image."""
-    if _on_triton(x):
-        return _triton_backward(dy, x, a, weight, seed, saved, groups, p)
-    return _plain_backward(dy, x, a, weight, saved, groups)
 
 
 def _save(ctx: Any, inputs: Any, output: Any) -> None:
@@ -202,13 +138,64 @@ def norm_silu(
 ) -> Tensor:  # fmt: skip
     """Return dropout(SiLU(GroupNorm(x + added))) of x [N, C, H, W] in NHWC order, in its format.
 
-    `added` [N, C]: for all pixels; weight and bias [C]: GroupNorm's. On a CPU without dropout.
+    `added` [N, C]: for all pixels; weight and bias [C]: GroupNorm's.
     """
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    added = None if added is None else added.to(wide).contiguous()
+    added = None if added is None else added.float().contiguous()
     seed = bias  # is not read
     if dropout:
         seed = torch.randint(2**31 - 1, (1,), device=x.device, dtype=torch.int32)
     x = x.contiguous(memory_format=torch.channels_last)
-    y: Tensor = _norm_silu(x, added, weight.to(wide), bias.to(wide), seed, groups, eps, dropout)[0]
+    y: Tensor = _norm_silu(x, added, weight.float(), bias.float(), seed, groups, eps, dropout)[0]
     return y
+
+
+# ---- whether it computes here
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@functools.cache
+def works(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether the operation runs here and agrees with operations of torch; else warn once.
+
+    A GPU or a Triton that nobody has tried must not change a training without a word.
+    """
+    try:
+        with (
+            torch.inference_mode(False),
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),
+        ):
+            worst = _disagreement(device, dtype)
+    except Exception as error:
+        log.warning("the fused GroupNorm does not run here: %s; torch computes it", error)
+        return False
+    if worst > TOLERANCE[dtype]:
+        log.warning("the fused GroupNorm differs here by %.1e; torch computes it", worst)
+    return worst <= TOLERANCE[dtype]
+
+
+def _disagreement(device: torch.device, dtype: torch.dtype) -> float:
+    """Return the largest error relative to torch, of results and gradients; no random draws."""
+    n, c, side, groups = 2, 64, 8, 32
+    flat = torch.arange(n * c * side * side, device=device, dtype=torch.float64)
+    x = (flat * 0.7).sin().view(n, c, side, side).contiguous(memory_format=torch.channels_last)
+    dy, added = (1.3 * x).cos(), (flat[: n * c] * 0.3).cos().view(n, c)
+    weight, bias = 1 + 0.5 * flat[:c].sin(), 0.1 * flat[:c].cos()
+    inputs = [x.to(dtype), *(one.float() for one in (added, weight, bias))]
+    a, b = ([one.detach().requires_grad_() for one in inputs] for _ in range(2))
+    fused = norm_silu(a[0], a[1], a[2], a[3], groups, 1e-5)
+    wide = F.group_norm(
+        b[0].double() + b[1].double()[:, :, None, None], groups, b[2].double(), b[3].double(), 1e-5
+    )
+    plain = F.silu(wide)
+    torch.autograd.backward(fused, dy.to(dtype))
+    torch.autograd.backward(plain, dy.to(dtype).double())
+    found = [
+        (fused.detach(), plain.detach()),
+        *((one.grad, other.grad) for one, other in zip(a, b, strict=True)),
+    ]
+    # a value that is not finite compares as false, and so does not agree
+    return max(
+        float((one.double() - other.double()).abs().max() / other.double().abs().max())
+        if one is not None and other is not None and bool(one.isfinite().all())
+        else float("inf")
+        for one, other in found
+    )

@@ -68,10 +68,10 @@ def fused_norm(x: Tensor) -> Any:
     if not x.is_contiguous(memory_format=torch.channels_last):
         return None
     try:
-        from tunediff.workloads.diffusion import fused_norm, fused_norm_check
+        from tunediff.workloads.diffusion import fused_norm
     except ImportError:
         return None
-    return fused_norm if fused_norm_check.works(x.device, x.dtype) else None
+    return fused_norm if fused_norm.works(x.device, x.dtype) else None
 
 
 class ResidualBlock(nn.Module):
