@@ -13,7 +13,6 @@ from tests.helpers import tiny
 from tests.test_models import network, run_folder, search_folder
 from tunediff import config as cfg
 from tunediff import export, search_space
-from tunediff.workloads.diffusion import diffusers_export
 
 PLAIN = Path(__file__).parent / "users" / "plain.py"
 OF_A_FILE = {**searches.FILE, "workload": "mine.py", "search": {"lr": [0.01, 0.1]}}
@@ -49,7 +48,7 @@ def test_a_model_becomes_a_pipeline(storage, capsys, words, model, config, seed)
     assert (lines["model"], lines["pipeline"]) == (model, "out/pipeline")
     assert "num_inference_steps=50" in lines["sample"]
     pipeline = storage.parent / "out" / "pipeline"
-    tensors = load_file(pipeline / "unet" / diffusers_export.WEIGHTS)
+    tensors = load_file(pipeline / "unet" / "diffusion_pytorch_model.safetensors")
     assert torch.equal(tensors["conv_in.weight"], network(config, seed).state_dict()["input.weight"])
     assert not (storage / "night" / "best.yaml").exists()
 

@@ -333,7 +333,7 @@ def _diffusers_parts(config: Systems, world: World, job: Job) -> tuple[Any, Any,
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "ours"
-        diffusers_export.write_pipeline(folder, config, unet.network(config.knobs).state_dict())
+        diffusers_export.write_pipeline(folder, config, unet.network(config.knobs).state_dict)
         network = UNet2DModel.from_pretrained(folder / "unet")
         ddpm = DDPMScheduler.from_pretrained(folder / "scheduler")
     if job.channels_last:

@@ -1,4 +1,4 @@
-"""Models to diffusers. What needs diffusers itself is skipped without it."""
+"""Models to diffusers; skipped without it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tunediff.workloads.diffusion import diffusers_export, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.unet import UNet
 
+diffusers = pytest.importorskip("diffusers")
 DIGITS = cfg.baseline("digits")
 SMALL = {"model.channels": 8, "model.norm_groups": 4, "process.steps": 50, "evaluation.steps": 5}
 WEIGHTS = "unet/diffusion_pytorch_model.safetensors"
@@ -51,11 +52,10 @@ def loaded(config: Any, state: dict[str, torch.Tensor]) -> UNet:
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Path:
     config = small()
-    diffusers_export.write_pipeline(tmp_path / "pipeline", config, network(config).state_dict())
+    diffusers_export.write_pipeline(tmp_path / "pipeline", config, network(config).state_dict)
     return tmp_path / "pipeline"
 
 
-# ------------------------------------------------------------------------------------------------------- with diffusers
 @pytest.mark.parametrize(
     "values",
     [
@@ -67,10 +67,9 @@ def pipeline(tmp_path: Path) -> Path:
     ],
 )  # fmt: skip
 def test_a_pipeline_of_ours_is_the_same_network_there(tmp_path: Path, values: dict[str, Any]) -> None:
-    diffusers = pytest.importorskip("diffusers")
     config = cfg.override(DIGITS, SMALL | values)
     ours = network(config)
-    diffusers_export.write_pipeline(tmp_path / "p", config, ours.state_dict())
+    diffusers_export.write_pipeline(tmp_path / "p", config, ours.state_dict)
     theirs = diffusers.DDPMPipeline.from_pretrained(tmp_path / "p").unet
     x, t = inputs(config)
     with torch.no_grad():
@@ -95,15 +94,14 @@ def test_a_pipeline_of_ours_samples_the_same_images(
     tmp_path: Path, process: dict[str, Any], kind: str, sampler: Any, steps: int, atol: float
 ) -> None:
     """Their tables are cumulative products in float32, ours in float64; `atol` is at most an eighth of a grey level."""
-    diffusers = pytest.importorskip("diffusers")
     config = cfg.override(DIGITS, SMALL | process)
     net = unet.network(config.knobs).eval().requires_grad_(False)
     for parameter in net.parameters():
         parameter.add_(0.05 * torch.randn_like(parameter))
-    diffusers_export.write_pipeline(tmp_path / "p", config, net.state_dict())
+    called = diffusers_export.write_pipeline(tmp_path / "p", config, net.state_dict)
     pipe = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "p")
     assert type(pipe).__name__ == f"{kind}Pipeline"
-    assert type(pipe).__name__ in diffusers_export.example(tmp_path / "p", config)
+    assert type(pipe).__name__ in called
     pipe.set_progress_bar_config(disable=True)
     how = {"generator": torch.Generator().manual_seed(5), "num_inference_steps": steps, "output_type": "np"}
     theirs = pipe(batch_size=2, **how).images
@@ -117,13 +115,12 @@ def test_a_pipeline_of_ours_samples_the_same_images(
     torch.testing.assert_close(torch.from_numpy(theirs), ours, atol=atol, rtol=0)
 
 
-# ---------------------------------------------------------------------------------------------------- without diffusers
 def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Path) -> None:
     config = small()
     before = (pipeline / WEIGHTS).read_bytes()
     (tmp_path / "file").write_text("")
     for place in ("pipeline", "file"):
-        refused(place, diffusers_export.write_pipeline, tmp_path / place, config, network(config).state_dict())
+        refused(place, diffusers_export.write_pipeline, tmp_path / place, config, network(config).state_dict)
     assert (pipeline / WEIGHTS).read_bytes() == before
 
 
@@ -138,5 +135,5 @@ def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Pat
 )  # fmt: skip
 def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dict[str, Any], key: str) -> None:
     config = cfg.override(DIGITS, SMALL | values)
-    refused(key, diffusers_export.write_pipeline, tmp_path / "p", config, network(config).state_dict())
+    refused(key, diffusers_export.write_pipeline, tmp_path / "p", config, network(config).state_dict)
     assert not list(tmp_path.iterdir())

@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from tunediff.workloads.diffusion import diffusers_export
+from tunediff.workloads.diffusion.diffusers_export import write_pipeline as write_pipeline
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from tunediff.evaluation.generation import SampleRequest
-
-
-def write_pipeline(folder: Path, config: Any, weights: Callable[[], Mapping[str, Tensor]]) -> str:
-    """Write a pipeline folder of diffusers; return the call that samples from it as we do.
-
-    `weights` is called after everything else was checked. Raises `ConfigError`, `OSError`.
-    """
-    diffusers_export.check(folder, config)
-    diffusers_export.write_pipeline(folder, config, weights())
-    return diffusers_export.example(folder, config)
 
 
 def sample_images(

@@ -1,4 +1,4 @@
-"""Write pipeline folders of diffusers, without diffusers being installed.
+"""Write pipeline folders of diffusers.
 
 Our U-Net is diffusers' `UNet2DModel` as the DDPM authors' own weights use it
 (google/ddpm-cifar10-32), name by name. What the other side cannot represent is refused, never
@@ -7,17 +7,15 @@ approximated. Torch is imported only where weights are touched, so that a folder
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
-import json
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
+from tunediff.core.environment import install_command
 from tunediff.workloads.diffusion.knobs import EDM_SIGMAS, Process
 
 if TYPE_CHECKING:
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 
     from tunediff.workloads.diffusion.knobs import Model
 
-WEIGHTS = "diffusion_pytorch_model.safetensors"
 PIPELINES = {
     "DDPMScheduler": "DDPMPipeline",
     "FlowMatchEulerDiscreteScheduler": "DDPMPipeline",
@@ -33,26 +30,6 @@ PIPELINES = {
     "EDMEulerScheduler": "ConsistencyModelPipeline",
 }
 """The pipeline of each scheduler that we write."""
-
-_UNET: dict[str, Any] = {
-    "time_embedding_type": "positional",
-    "freq_shift": 1,
-    "flip_sin_to_cos": False,
-    "mid_block_type": "UNetMidBlock2D",
-    "mid_block_scale_factor": 1,
-    "downsample_padding": 0,
-    "downsample_type": "conv",
-    "upsample_type": "conv",
-    "norm_eps": 1e-6,
-    "resnet_time_scale_shift": "default",
-    "add_attention": True,
-    "class_embed_type": None,
-    "num_class_embeds": None,
-    "center_input_sample": False,
-    "act_fn": "silu",
-    "attention_head_dim": None,  # one head over all channels
-}
-"""Options with one value that our U-Net computes."""
 _BETA_SCHEDULES = {"linear": "linear", "cosine": "squaredcos_cap_v2"}
 _PREDICTIONS = {"epsilon": "epsilon", "x0": "sample", "v": "v_prediction"}
 
@@ -70,6 +47,8 @@ def check(folder: Path, config: Any) -> None:
 
     Raises `ConfigError`.
     """
+    missing = importlib.util.find_spec("diffusers") is None
+    refuse(missing, f"--diffusers: it is not installed; run: {install_command('diffusers')}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: is not empty; allowed: a new or an empty folder")
     multipliers, process = list(config.model.multipliers), config.process
@@ -100,12 +79,11 @@ def check(folder: Path, config: Any) -> None:
 
 
 def unet_options(config: Any) -> dict[str, Any]:
-    """Return the content of `unet/config.json`."""
+    """Return the arguments of `UNet2DModel`; others have the values that our U-Net computes."""
     model, data = config.model, config.data
     sides = [data.image_size >> level for level in range(len(model.multipliers))]
     downs = ["AttnDownBlock2D" if side in model.attention else "DownBlock2D" for side in sides]
-    return _UNET | {
-        "_class_name": "UNet2DModel",
+    return {
         "sample_size": data.image_size,
         "in_channels": data.channels,
         "out_channels": data.channels,
@@ -115,11 +93,16 @@ def unet_options(config: Any) -> dict[str, Any]:
         "layers_per_block": model.blocks,
         "dropout": model.dropout,
         "norm_num_groups": model.norm_groups,
+        "norm_eps": 1e-6,
+        "freq_shift": 1,
+        "flip_sin_to_cos": False,
+        "downsample_padding": 0,
+        "attention_head_dim": None,  # one head over all channels
     }
 
 
 def scheduler_options(config: Any) -> dict[str, Any]:
-    """Return the content of `scheduler/scheduler_config.json`."""
+    """Return the configuration of the scheduler."""
     process, name = config.process, scheduler_class(config.process)
     options = {"_class_name": name, "num_train_timesteps": process.steps}
     if name == "FlowMatchEulerDiscreteScheduler":
@@ -145,48 +128,28 @@ def scheduler_options(config: Any) -> dict[str, Any]:
     }
 
 
-def write_pipeline(folder: Path, config: Any, weights: Mapping[str, Tensor]) -> None:
-    """Write a folder for `from_pretrained`, complete or absent; `weights`: our `UNet`'s state.
+def write_pipeline(folder: Path, config: Any, weights: Callable[[], Mapping[str, Tensor]]) -> str:
+    """Write a folder for `from_pretrained`; return the call that samples from it as we do.
 
-    The pipeline samples as we do with `sampler = ddpm`, called with `num_inference_steps` =
-    `process.steps`; that of `path = flow` or `schedule = edm` as with `sampler = euler` of as many
-    steps. Raises `ConfigError` for what `check` refuses, `OSError` if the disk does.
+    `weights`: returns our `UNet`'s state, after everything else was checked. The pipeline samples
+    as we do with `sampler = ddpm`, called with `num_inference_steps` = `process.steps`; that of
+    `path = flow` or `schedule = edm` as with `sampler = euler` of as many steps. Raises
+    `ConfigError` for what `check` refuses, `OSError` if the disk does.
     """
-    from safetensors.torch import save
-
     check(folder, config)
+    import diffusers
+
     tensors = {}
-    for name, tensor in weights.items():
+    for name, tensor in weights().items():
         names = _their_names(config.model, name)
-        for theirs, part in zip(names, tensor.detach().cpu().chunk(len(names)), strict=True):
-            tensors[theirs] = part.contiguous()
+        tensors |= dict(zip(names, tensor.chunk(len(names)), strict=True))
+    unet = diffusers.UNet2DModel(**unet_options(config))
+    unet.load_state_dict(tensors)
     scheduler = scheduler_class(config.process)
-    index = {
-        "_class_name": PIPELINES[scheduler],
-        "scheduler": ["diffusers", scheduler],
-        "unet": ["diffusers", "UNet2DModel"],
-    }
-    files = {
-        "model_index.json": json.dumps(index, indent=2).encode(),
-        "unet/config.json": json.dumps(unet_options(config), indent=2).encode(),
-        f"unet/{WEIGHTS}": save(tensors, metadata={"format": "pt"}),
-        "scheduler/scheduler_config.json": json.dumps(scheduler_options(config), indent=2).encode(),
-    }
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    try:
-        for name, content in files.items():
-            (temporary / name).parent.mkdir(exist_ok=True)
-            (temporary / name).write_bytes(content)
-        temporary.chmod(0o755)  # mkdtemp gives 0700
-        os.replace(temporary, folder)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def example(folder: Path, config: Any) -> str:
-    """Return the call that samples from a pipeline as we do."""
-    scheduler = scheduler_class(config.process)
+    pipeline = getattr(diffusers, PIPELINES[scheduler])(
+        unet=unet, scheduler=getattr(diffusers, scheduler).from_config(scheduler_options(config))
+    )
+    pipeline.save_pretrained(folder)
     steps = config.process.steps if scheduler == "DDPMScheduler" else config.evaluation.steps
     load = f"diffusers.{PIPELINES[scheduler]}.from_pretrained({str(folder)!r})"
     return f"{load}(num_inference_steps={steps})"
