@@ -26,7 +26,7 @@ from tunediff.evaluation.quality import Quality, Real
 from tunediff.workloads import drawing
 from tunediff.workloads.classification import train as classification
 from tunediff.workloads.diffusion import unet
-from tunediff.workloads.diffusion.image_sampling import generate
+from tunediff.workloads.diffusion.evaluator import generate
 from tunediff.workloads.diffusion.process import Diffusion
 
 CONFIG = tiny()  # T = 50, 8×8 grey

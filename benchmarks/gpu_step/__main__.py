@@ -58,7 +58,7 @@ from tunediff.training.precision import evaluation_precision, float32_formats
 from tunediff.training.trial import Trial
 from tunediff.training.trial import run as run_training
 from tunediff.workloads.diffusion import train as workload
-from tunediff.workloads.diffusion import unet, unet_blocks
+from tunediff.workloads.diffusion import unet
 from tunediff.workloads.diffusion.evaluator import Evaluator
 from tunediff.workloads.diffusion.process import Diffusion
 
@@ -257,7 +257,7 @@ def train(bench: Bench, what: str, config: Systems, fused: bool = True, **about:
             stack.enter_context(replaced(workload.data, "load", lambda *_: images))
             stack.enter_context(replaced(Trial, "about", lambda *_, **facts: None))
         if not fused:
-            stack.enter_context(replaced(unet_blocks, "fused_norm", lambda feature_map: None))
+            stack.enter_context(replaced(unet, "fused_norm", lambda feature_map: None))
         run_training(
             Engine(config, budget, alone(), observer, make_graph=make_graph, evaluates=False)
         )

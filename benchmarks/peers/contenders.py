@@ -31,8 +31,8 @@ from tunediff.training.compilation import Compilation
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp
-from tunediff.workloads.diffusion import diffusers_export, unet, unet_blocks
-from tunediff.workloads.diffusion.image_sampling import generate, to_uint8
+from tunediff.workloads.diffusion import diffusers_export, unet
+from tunediff.workloads.diffusion.evaluator import generate, to_uint8
 from tunediff.workloads.diffusion.process import Diffusion
 
 BATCHES = 8  # distinct batches, taken in turn
@@ -262,7 +262,7 @@ def our_sampling(config: Systems, world: World, job: Job) -> Steps:
         network.to(memory_format=torch.channels_last)
     amp, predict = (
         Amp(config.precision, world.device),
-        Compilation(config.compile).apply(network, network, unet_blocks.ResidualBlock),
+        Compilation(config.compile).apply(network, network, unet.ResidualBlock),
     )
     diffusion = Diffusion(config.process, world.device)
     precision = {None: "fp32", torch.bfloat16: "bf16"}[amp.dtype]

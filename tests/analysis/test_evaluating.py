@@ -23,7 +23,6 @@ from tunediff.evaluation import number_format
 from tunediff.inspector import probe, rehearsal
 from tunediff.training import number_formats
 from tunediff.tuning import experiment
-from tunediff.workloads.diffusion import evaluator, train
 from tunediff.workloads.diffusion.knobs import evaluation_protocol
 
 FULL = {"evaluation.images": 5000, "evaluation.sampler": "ddpm"}
@@ -44,8 +43,7 @@ def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monke
 def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeypatch):
     """Decoded images, classifier, reference: the first trial finds them in the cache folder."""
     monkeypatch.setenv("TUNEDIFF_CACHE", str(tmp_path))
-    for function in (data.load_source, train.evaluator_of, evaluator.judge_of):
-        function.cache_clear()
+    data.load_source.cache_clear()
     heard = []
     with progress.subscribe(lambda work: heard.append(work.what)):
         found = rehearsal.measured(tiny(), CPU, evaluates=True, prepare=True)
@@ -54,8 +52,7 @@ def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeyp
     assert found["data"] == ["data: 64 images at 8×8 (digits)"]
     assert found["parameters"] > 0
     assert found["evaluation_s"] > 0
-    for function in (data.load_source, train.evaluator_of, evaluator.judge_of):
-        function.cache_clear()
+    data.load_source.cache_clear()
 
 
 def test_data_that_cannot_be_used_are_refused_before_the_search(capfd):
@@ -143,7 +140,6 @@ def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_
         (number_format, "SHARE", 1e9),
     ):
         monkeypatch.setattr(owner, name, replaced)
-    train.evaluator_of.cache_clear()
     config = cfg.override(tiny(), {"evaluation.extractor": "random"})
     finals = {"final_s": {"evaluation.images": 24}}
     measured = rehearsal.measured(config, CPU, True, True, finals)

@@ -28,7 +28,7 @@ from tunediff.evaluation import generation
 from tunediff.profiling import measure
 from tunediff.training import hardware, memory, shared_code
 from tunediff.training.precision import set_backends
-from tunediff.workloads.diffusion import unet_blocks
+from tunediff.workloads.diffusion import unet
 
 PACKAGE = Path(tunediff.__file__).parent
 
@@ -107,7 +107,7 @@ def other_questions_get_the_answers_of_a_gpu(cuda):
     )
     assert shared_code.key(placed, tiny()) != shared_code.key(layer, tiny())
     map_of_gpu = types.SimpleNamespace(is_cuda=True, numel=lambda: 8, is_contiguous=lambda **_: False)
-    assert unet_blocks.fused_norm(map_of_gpu) is None, "strided"
+    assert unet.fused_norm(map_of_gpu) is None, "strided"
     begun = mock.patch.object(distributed.dist, "init_process_group")
     ended = mock.patch.object(distributed.dist, "destroy_process_group"), mock.patch.object(distributed.dist, "barrier")
     ranks = mock.patch.dict(os.environ, {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "0"})

@@ -22,8 +22,7 @@ from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps import KINDS
 from tunediff.workloads.diffusion.train import squared_errors
-from tunediff.workloads.diffusion.unet import network
-from tunediff.workloads.diffusion.unet_blocks import ResidualBlock
+from tunediff.workloads.diffusion.unet import ResidualBlock, network
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 GPU = World(0, 1, torch.device("cuda"))

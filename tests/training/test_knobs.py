@@ -26,7 +26,7 @@ from tunediff.training.precision import Amp, fastest_matmul, set_backends
 from tunediff.training.strategies.pipeline import cuts
 from tunediff.training.trial import Trial
 from tunediff.workloads.diffusion import unet
-from tunediff.workloads.diffusion.unet_blocks import ResidualBlock
+from tunediff.workloads.diffusion.unet import ResidualBlock
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 

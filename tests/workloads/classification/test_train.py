@@ -13,8 +13,7 @@ from tunediff.core.trial_record import NotFiniteError
 from tunediff.data.images import load
 from tunediff.training.observer import Recorder
 from tunediff.workloads.classification import sets
-from tunediff.workloads.classification.evaluator import HeldOutEvaluator
-from tunediff.workloads.classification.train import augmented, crop, network
+from tunediff.workloads.classification.train import HeldOutEvaluator, augmented, crop, network
 
 
 def digits(**values):

@@ -22,10 +22,8 @@ from tunediff.evaluation import number_format
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet
 from tunediff.training import number_formats
 from tunediff.workloads.diffusion import evaluator
-from tunediff.workloads.diffusion.evaluator import Evaluator, Scores
-from tunediff.workloads.diffusion.image_sampling import generate
+from tunediff.workloads.diffusion.evaluator import Evaluator, Scores, Validation, generate
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.validation import Validation
 
 CPU = alone("cpu")
 

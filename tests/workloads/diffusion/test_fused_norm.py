@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.helpers import tiny
-from tunediff.workloads.diffusion import unet, unet_blocks
+from tunediff.workloads.diffusion import unet
 
 fused_norm = pytest.importorskip("tunediff.workloads.diffusion.fused_norm", reason="Triton is not installed")
 SHAPES = [("float32", 128, 8, 32), ("bfloat16", 384, 4, 32), ("float16", 512, 4, 32), ("float32", 24, 3, 4)]
@@ -44,7 +44,7 @@ def gradients_of_a_network(fused):
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
     x = torch.randn(2, 1, 8, 8, generator=torch.Generator().manual_seed(1))
-    with mock.patch.object(unet_blocks, "fused_norm", return_value=fused_norm if fused else None):
+    with mock.patch.object(unet, "fused_norm", return_value=fused_norm if fused else None):
         loss = network(x, torch.tensor([3, 40])).square().sum()
     return dict(
         zip(dict(network.named_parameters()), torch.autograd.grad(loss, list(network.parameters())), strict=True)

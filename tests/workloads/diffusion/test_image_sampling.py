@@ -9,7 +9,7 @@ from torch import Tensor
 from tunediff.config import baseline, override
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.generation import ImageNoise, shares
-from tunediff.workloads.diffusion.image_sampling import generate, to_uint8
+from tunediff.workloads.diffusion.evaluator import generate, to_uint8
 from tunediff.workloads.diffusion.knobs import Process
 from tunediff.workloads.diffusion.process import Diffusion
 

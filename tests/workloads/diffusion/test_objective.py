@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tunediff.distributed import alone
-from tunediff.workloads.diffusion import knobs, methods, timesteps, weighting
-from tunediff.workloads.diffusion.objective import DiffusionLoss
+from tunediff.workloads.diffusion import knobs, methods, timesteps
+from tunediff.workloads.diffusion.objective import DiffusionLoss, build_weighting
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps import adaptive
 from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
@@ -20,7 +20,7 @@ WEIGHTINGS = [kind() for kind in get_args(get_args(methods.Weighting)[0])]
 def build(sampler: Any, weights: Any, prediction: Any = "epsilon") -> tuple[DiffusionLoss, TimestepSampler]:
     diffusion = Diffusion(knobs.Process(prediction=prediction))
     drawn = timesteps.build(sampler, diffusion, 3, alone("cpu"))
-    return DiffusionLoss(drawn, weighting.build(weights, diffusion), diffusion), drawn
+    return DiffusionLoss(drawn, build_weighting(weights, diffusion), diffusion), drawn
 
 
 @pytest.mark.parametrize("weights", WEIGHTINGS, ids=lambda member: member.name)

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from tunediff import config as cfg
 from tunediff.distributed import alone
-from tunediff.workloads.diffusion import diffusers_export, knobs, methods, timesteps, unet, weighting
-from tunediff.workloads.diffusion.levels import mix, solver_levels
-from tunediff.workloads.diffusion.objective import DiffusionLoss
-from tunediff.workloads.diffusion.process import Diffusion, Predict
+from tunediff.workloads.diffusion import diffusers_export, knobs, methods, timesteps, unet
+from tunediff.workloads.diffusion.objective import DiffusionLoss, build_weighting
+from tunediff.workloads.diffusion.process import Diffusion, Predict, mix, solver_levels
 from tunediff.workloads.diffusion.timesteps import wiener
 
 PROCESSES = [
@@ -177,7 +176,7 @@ def test_wiener_and_weightings_mean_the_same_noise_levels_and_objective(process:
     p, log_snr = sampler.probabilities(), diffusion.snr_table.log()
     # White images of variance s² are half decided at SNR = 1/s².
     assert (p * log_snr).sum().item() == pytest.approx(-math.log(0.25), abs=0.03)
-    objective = DiffusionLoss(sampler, weighting.build(methods.P2(), diffusion), diffusion)
+    objective = DiffusionLoss(sampler, build_weighting(methods.P2(), diffusion), diffusion)
     expected = p / (1 + diffusion.snr_table)
     torch.testing.assert_close(objective.effective_weight(), expected / expected.mean())
 

@@ -18,8 +18,7 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, schema
 from tunediff.distributed import World, alone
 from tunediff.workloads.diffusion import knobs, methods, timesteps
-from tunediff.workloads.diffusion import weighting as weightings
-from tunediff.workloads.diffusion.objective import DiffusionLoss
+from tunediff.workloads.diffusion.objective import DiffusionLoss, build_weighting
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps import adaptive, wiener
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, TimestepSampler
@@ -446,7 +445,7 @@ def of_gaussian_data(
     """After one error at each t, that of the best network for normal data of variance s, in units of the prediction."""
     diffusion = Diffusion(knobs.Process(schedule=schedule, prediction=prediction))
     sampler = timesteps.build(member, diffusion, 3, alone("cpu"))
-    objective = DiffusionLoss(sampler, weightings.build(weighting or methods.Constant(), diffusion), diffusion)
+    objective = DiffusionLoss(sampler, build_weighting(weighting or methods.Constant(), diffusion), diffusion)
     snr = diffusion.snr_table
     objective.learn(torch.arange(1000), s * snr / (1 + s * snr) / diffusion.to_epsilon)
     return objective, diffusion

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from tunediff import config as cfg
 from tunediff.workloads.diffusion import knobs
-from tunediff.workloads.diffusion.unet import UNet
-from tunediff.workloads.diffusion.unet_blocks import Attention, Downsample, ResidualBlock, TimeEmbedding
+from tunediff.workloads.diffusion.unet import Attention, Downsample, ResidualBlock, TimeEmbedding, UNet
 
 DIGITS = cfg.baseline("digits").model
 

@@ -15,10 +15,9 @@ from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
+from tunediff.workloads.diffusion.evaluator import BINS, Losses, Validation
 from tunediff.workloads.diffusion.knobs import Process
-from tunediff.workloads.diffusion.levels import equal_bins
-from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.validation import BINS, Losses, Validation
+from tunediff.workloads.diffusion.process import Diffusion, equal_bins
 
 
 def process(prediction: str = "epsilon", schedule: str = "linear", steps: int = 1000) -> Diffusion:

@@ -3,7 +3,8 @@ from typing import Literal
 import pytest
 import torch
 
-from tunediff.workloads.diffusion import knobs, methods, weighting
+from tunediff.workloads.diffusion import knobs, methods
+from tunediff.workloads.diffusion.objective import StaticWeighting, build_weighting
 from tunediff.workloads.diffusion.process import Diffusion
 
 Schedule = Literal["linear", "cosine"]
@@ -21,7 +22,7 @@ AT = [0, 1, 250, 300, 500, 999]
 def table(
     member: methods.Weighting, schedule: Schedule = "linear", prediction: Prediction = "epsilon", steps: int = 1000
 ) -> torch.Tensor:
-    return weighting.build(member, Diffusion(knobs.Process(schedule, steps, prediction))).table()
+    return build_weighting(member, Diffusion(knobs.Process(schedule, steps, prediction))).table()
 
 
 def expect(table: torch.Tensor, values: list[float], atol: float, rtol: float = 0.0) -> None:
@@ -97,12 +98,12 @@ def test_the_shortest_chain_has_finite_weights(member: methods.Weighting) -> Non
 
 
 # -------------------------------------------------------------------------------------------------------------- learned
-def learned(steps: int = 1000, bound: float = 10.0, channels: int = 128) -> weighting.StaticWeighting:
+def learned(steps: int = 1000, bound: float = 10.0, channels: int = 128) -> StaticWeighting:
     member = methods.Uncertainty(channels=channels, bound=bound)
-    return weighting.build(member, Diffusion(knobs.Process(steps=steps)))
+    return build_weighting(member, Diffusion(knobs.Process(steps=steps)))
 
 
-def fit(found: weighting.StaticWeighting, mean_error: torch.Tensor, rounds: int = 400) -> None:
+def fit(found: StaticWeighting, mean_error: torch.Tensor, rounds: int = 400) -> None:
     """Train on errors that scatter around their mean like those of single images: exponentially distributed."""
     generator, steps = torch.Generator().manual_seed(0), len(mean_error)
     optimizer = torch.optim.Adam(found.parameters(), lr=0.05)
@@ -121,7 +122,7 @@ def test_uncertainty_begins_as_constant() -> None:
     found = learned()
     torch.testing.assert_close(found.weights(torch.arange(1000)), torch.ones(1000), rtol=0, atol=0)
     assert found.learned
-    assert not weighting.StaticWeighting.learned
+    assert not StaticWeighting.learned
 
 
 def test_uncertainty_learns_the_mean_error_of_each_timestep() -> None:
@@ -181,7 +182,7 @@ def test_uncertainty_continues_from_its_state() -> None:
 
 
 def test_a_static_weighting_refuses_the_state_of_a_learned_one() -> None:
-    found = weighting.build(methods.P2(), Diffusion(knobs.Process(steps=10)))
+    found = build_weighting(methods.P2(), Diffusion(knobs.Process(steps=10)))
     assert (found.parameters(), found.state_dict()) == ([], {})
     assert found.learning_loss(torch.arange(10), torch.ones(10)) is None
     found.load_state_dict({})

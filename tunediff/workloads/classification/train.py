@@ -1,7 +1,8 @@
-"""Train a classifier: an ordinary loop on `Trial`."""
+"""Train a classifier: an ordinary loop on `Trial`; its network, and how it is measured."""
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -9,13 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff.data.images import in_unit_range, load
+from tunediff.config import ConfigError
+from tunediff.config.knobs import nearest
+from tunediff.core.errors import EvaluationStoppedError
+from tunediff.core.progress import Progress
+from tunediff.core.trial_record import NotFiniteError
+from tunediff.data.images import Images, in_unit_range, load
 from tunediff.data.items import Prepare, Uniform
+from tunediff.data.knobs import Data
+from tunediff.distributed import World
 from tunediff.evaluation import networks
 from tunediff.training import optimizer as optimizers
+from tunediff.training.precision import evaluation_precision
 from tunediff.training.trial import Trial
-from tunediff.workloads.classification import libraries, sets
-from tunediff.workloads.classification.evaluator import HeldOutEvaluator
+from tunediff.workloads.classification import sets
 from tunediff.workloads.classification.knobs import Knobs
 
 __all__ = ["network", "train"]
@@ -66,7 +74,7 @@ def network(knobs: Knobs) -> nn.Module:
     model, channels, classes = knobs.model, knobs.data.channels, sets.classes(knobs.data)
     library, slash, name = model.name.partition("/")
     if slash:
-        return libraries.build(library, name, knobs.data, classes)
+        return library_network(library, name, knobs.data, classes)
     if model.name == "resnext29":
         return networks.resnext29(model.cardinality, model.width, channels, classes)
     build: Callable[[int, int, int], nn.Module] = getattr(networks, model.name)
@@ -85,6 +93,60 @@ def flops_per_sample(knobs: Knobs) -> float:
     with torch.device("meta"), torch.no_grad(), counter:  # shapes suffice
         network(knobs).eval()(torch.empty(1, knobs.data.channels, side, side))
     return 3.0 * float(counter.get_total_flops())
+
+
+def check_library(model: str, data: Data, classes: int) -> None:
+    """Refuse unknown names, and networks that do not fit the images. Raises `ConfigError`.
+
+    `model`: `model.name`. The network is built and run on the meta device: nothing is computed.
+    """
+    library, slash, name = model.partition("/")
+    if not slash:
+        return
+    refused, side = f"model.name: {model!r} is not allowed", data.image_size
+    if name not in (known := library_names(library)):
+        allowed = textwrap.shorten(nearest(name, known), 300)
+        raise ConfigError(f"{refused}: {library} has no such network; {allowed}")
+    try:
+        with torch.device("meta"), torch.no_grad():
+            network = library_network(library, name, data, classes).eval()
+            shape = network(torch.empty(1, data.channels, side, side)).shape
+    except Exception as error:  # anything, in code that is not ours
+        why = f"it does not take images of {data.channels}×{side}×{side}"
+        raise ConfigError(f"{refused}: {why} ({type(error).__name__}: {error})") from None
+    if shape != (1, classes):
+        found = f"{list(shape)} for an image, where [1, {classes}] is needed"
+        raise ConfigError(f"{refused}: it gives {found}")
+
+
+def library_names(library: str) -> list[str]:
+    """Return the classifiers of a library that output one tensor of logits, sorted."""
+    if library == "timm":
+        import timm
+
+        return list(timm.list_models())
+    from torchvision import models
+
+    several = ("googlenet", "inception_v3")  # these also output logits of auxiliary classifiers
+    return [name for name in models.list_models(module=models) if name not in several]
+
+
+def library_network(library: str, name: str, data: Data, classes: int) -> nn.Module:
+    """Return the network with random weights; those of torchvision take RGB alone."""
+    network: nn.Module
+    if library == "timm":
+        import timm
+
+        # Networks with learned positions need to know the side, others do not take it.
+        fixed = timm.get_pretrained_cfg(name).fixed_input_size
+        side = {"img_size": data.image_size} if fixed else {}
+        network = timm.create_model(name, in_chans=data.channels, num_classes=classes, **side)
+        return network
+    from torchvision import models
+
+    side = {"image_size": data.image_size} if name.startswith("vit_") else {}
+    network = models.get_model(name, weights=None, num_classes=classes, **side)
+    return network
 
 
 # ---- the images
@@ -110,3 +172,71 @@ def crop(pixels: Tensor, padding: int, uniform: Uniform) -> Tensor:
     rows, columns = first("row") + height, first("column") + width  # [B, H], [B, W]
     rows, columns = rows[:, None, :, None], columns[:, None, None, :]
     return F.pad(pixels, (padding,) * 4)[b[:, None, None, None], c[:, None, None], rows, columns]
+
+
+# ---- the evaluation
+class HeldOutEvaluator:
+    """Measures models on held-out images. All ranks call it and get the same numbers."""
+
+    def __init__(self, held_out: Images, batch_size: int, world: World) -> None:
+        """`held_out` with labels; `batch_size`: images at once on each rank."""
+        assert held_out.labels is not None
+        self._pixels, self._labels = held_out.pixels, held_out.labels
+        self._names, self._batch_size, self._world = held_out.class_names, batch_size, world
+        self._scaled = in_unit_range(flip=False)
+        self.table: dict[str, list[float]] = {}
+        """Of the last evaluation, a row for each class: its number, its images, the share of them
+        that is classified right, and how many of them were classified as which class."""
+
+    def __call__(
+        self, model: nn.Module, should_stop: Callable[[], bool] = lambda: False
+    ) -> dict[str, float]:
+        """Return `accuracy`, the share classified right, and `validation_loss` in nats.
+
+        In float32; the model is in evaluation mode and computes no gradients, as in every function
+        of `evaluate_with`. Raises, on all ranks at once, `NotFiniteError`, and
+        `EvaluationStoppedError` if `should_stop()` was true before all images were classified.
+        """
+        world, count, size = self._world, len(self._labels), self._batch_size
+        predicted = torch.zeros(count, dtype=torch.int64, device=world.device)
+        losses = torch.zeros(count, dtype=torch.float64, device=world.device)
+        # Batch statistics differ between ranks: those of rank 0 are saved.
+        for buffer in model.buffers():
+            world.first(buffer)
+        # Every rank fills some rows, in equally many batches; the sum over ranks is complete.
+        work = Progress("held-out images", count)
+        for start in range(0, count, world.size * size):
+            work.more(world.size * size * (start > 0))
+            if world.any(should_stop()):
+                raise EvaluationStoppedError(f"evaluation stopped after {start} of {count} images")
+            rows = torch.arange(start + world.rank * size, start + (world.rank + 1) * size)
+            logits, labels = self._logits(model, rows.clamp(max=count - 1))
+            rows = rows[rows < count].to(world.device)
+            predicted[rows] = logits.argmax(1)[: len(rows)]
+            losses[rows] = F.cross_entropy(logits, labels, reduction="none")[: len(rows)].double()
+        predicted, losses = world.sum(predicted).cpu(), world.sum(losses).cpu()
+        if not torch.isfinite(losses).all():
+            raise NotFiniteError("outputs for held-out images are not finite")
+        self.table = self._confusion(predicted)
+        accuracy = (predicted == self._labels).sum().item() / count
+        return {"accuracy": accuracy, "validation_loss": losses.mean().item()}
+
+    def _logits(self, model: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits, float32 [b, classes], and labels [b] of these images."""
+        device = self._world.device
+        pixels, labels = self._pixels[rows].to(device), self._labels[rows].to(device)
+        with evaluation_precision(device):
+            return model(self._scaled(pixels, lambda purpose: torch.empty(0))).float(), labels
+
+    def _confusion(self, predicted: Tensor) -> dict[str, Any]:
+        width = len(self._names)
+        pairs = torch.bincount(self._labels * width + predicted, minlength=width * width)
+        matrix = pairs.view(width, width)  # a row for each true class
+        images, right = matrix.sum(1), matrix.diag()
+        table = {
+            "class": list(range(width)),
+            "images": images.tolist(),
+            "right": (right / images.clamp(min=1)).tolist(),
+        }
+        columns = zip(self._names, matrix.T, strict=True)
+        return table | {f"as {name}": column.tolist() for name, column in columns}

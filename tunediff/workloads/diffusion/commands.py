@@ -21,7 +21,7 @@ def sample_images(
 
     It raises `NonFiniteError`, which may happen on one rank alone.
     """
-    from tunediff.workloads.diffusion.image_sampling import generate
+    from tunediff.workloads.diffusion.evaluator import generate
     from tunediff.workloads.diffusion.process import Diffusion
 
     # What does not depend on the batch is built before the first batch, for sampling is timed.

@@ -1,29 +1,231 @@
-"""Evaluate a diffusion model: distance of generated to real images, validation loss."""
+"""Evaluate a diffusion model: images that it generates, their distance to real ones, and the
+validation loss: the ε-error on fixed images, t and noise, for every objective.
+
+Training losses of two trials with other timesteps or weights cannot be compared; these numbers can.
+Image number i depends on neither batch size nor processes. The samplers of training's timesteps are
+in `timesteps/`.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import functools
+import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypedDict
 
 import torch
+from torch import Tensor
 
+from tunediff.config import ConfigError
 from tunediff.config.knobs import refuse
 from tunediff.core.progress import Progress
-from tunediff.data.images import Images
+from tunediff.data.images import Images, load
+from tunediff.data.items import mix
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
 from tunediff.evaluation import features, number_format
-from tunediff.evaluation.generation import shares
+from tunediff.evaluation.distance import NonFiniteError
+from tunediff.evaluation.generation import ImageNoise, shares
 from tunediff.evaluation.judge import Distances, Judge
 from tunediff.evaluation.number_format import Drawn
 from tunediff.training import number_formats
 from tunediff.training.number_formats import CHECKED, Format, FormatChoice
 from tunediff.training.precision import evaluation_precision
-from tunediff.workloads.diffusion.image_sampling import generate
+from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
-from tunediff.workloads.diffusion.process import Diffusion, Predict
-from tunediff.workloads.diffusion.validation import Losses, Validation
+from tunediff.workloads.diffusion.process import Diffusion, OnStep, Predict, equal_bins
+
+
+def generate(
+    predict: Predict,
+    diffusion: Diffusion,
+    evaluation: DiffusionEvaluation,
+    shape: Sequence[int],
+    n: int,
+    device: torch.device | str,
+    *,
+    precision: Format = "fp32",
+    rank: int = 0,
+    world: int = 1,
+    should_stop: Callable[[], bool] | None = None,
+    progress: OnStep | None = None,
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield this rank's share of images 0…n−1: (first number, uint8 [b, C, H, W]).
+
+    The ranks take batches in turn, all of one size (see `shares`): a compiled network is not
+    compiled again for a smaller last batch. `precision` is the number format of `predict`, "fp32"
+    leaving it as it is; the sampler itself computes in float32. Ends early when
+    `should_stop()` is true. Raises `NonFiniteError`.
+    """
+    device = torch.device(device)
+    noise = ImageNoise(evaluation.seed, shape, device)
+    _, size = shares(n, world, evaluation.batch_size)
+    for start in range(rank * size, n, world * size):
+        if should_stop is not None and should_stop():
+            return
+        stop = start + size
+        x0 = diffusion.sample(
+            _in_float32(predict, device, precision),
+            noise.initial(start, stop),
+            sampler=evaluation.sampler,
+            steps=evaluation.steps,
+            skip=evaluation.skip,
+            eta=evaluation.eta,
+            step_noise=functools.partial(noise.step, start=start, stop=stop),
+            progress=progress,
+        )
+        if not torch.isfinite(x0).all():
+            raise NonFiniteError(f"non-finite values in generated images {start}…{stop - 1}")
+        yield start, to_uint8(x0[: n - start])
+
+
+def _in_float32(predict: Predict, device: torch.device, precision: Format) -> Predict:
+    """Return `predict` with a float32 result, computed in another number format if it is given."""
+
+    def predict_float32(x: Tensor, t: Tensor) -> Tensor:
+        as_is = contextlib.nullcontext()
+        with as_is if precision == "fp32" else evaluation_precision(device, precision):
+            return predict(x, t).float()
+
+    return predict_float32
+
+
+def to_uint8(x: Tensor) -> Tensor:
+    """Map [−1, 1] to 0…255, rounded to the nearest; clip what lies outside."""
+    return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
+
+
+log = logging.getLogger(__name__)
+
+
+class Losses(TypedDict, total=False):
+    """The result of a validation."""
+
+    validation_loss: float
+    """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the
+    noise levels: compare only models of one process; `validation_mse` is by log-SNR."""
+    validation_mse: list[float | None]
+    """The same within 10 bins of log-SNR, high to low noise; None: no timestep in it."""
+    validation_log_snr: list[float]
+    """The bins' 11 rising edges in log(ᾱ/(1−ᾱ)); outer bins include all beyond ±12."""
+    validation_split: str
+    """Split of the images: `test`, held out; otherwise the split that is learned."""
+
+
+class Validation:
+    """Measures models on one set of images. All ranks call it at every evaluation.
+
+    Each image is seen once in each bin, at a timestep of that bin. All ranks get the same numbers,
+    which do not depend on their number or on the batch size beyond rounding.
+    """
+
+    def __init__(
+        self, data: Data, evaluation: DiffusionEvaluation, images: Images, world: World
+    ) -> None:
+        """Take `evaluation.validation_images` of the test split if not learned, or of `images`."""
+        self._world, self._batch_size = world, evaluation.batch_size
+        self.pixels, self.split = _held_out(data, images, evaluation.validation_images)
+        """uint8 [N, C, H, W] on the CPU, and the split they come from."""
+
+    def __call__(
+        self, predict: Predict, diffusion: Diffusion, precision: Format = "fp32"
+    ) -> Losses:
+        """Return the errors of `predict`, a network in evaluation mode.
+
+        The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the
+        network's output implies, so that all models are measured alike. `precision`: number format
+        of the network. Raises `NonFiniteError` on all ranks at once.
+        """
+        items = _Items(self.pixels, diffusion, self._world, self._batch_size)
+        total, size = items.total, items.size
+        errors = torch.zeros(total, dtype=torch.float64, device=self._world.device)
+        with (
+            Progress("validation loss", total // self._world.size, "passes") as progress,
+            torch.no_grad(),
+            evaluation_precision(self._world.device),
+        ):
+            for start in range(self._world.rank * size, total, self._world.size * size):
+                found = items.errors(predict, start, precision)
+                errors[start : start + size] = found[: total - start]
+                progress.more(size)
+        self._world.sum(errors)
+        if not torch.isfinite(errors).all():
+            raise NonFiniteError("non-finite errors on the validation images")
+        return {**items.losses(errors), "validation_split": self.split}
+
+    def first_errors(self, predict: Predict, diffusion: Diffusion, precision: Format) -> Tensor:
+        """Return the errors of the first batch, float64 [b], the same on all ranks."""
+        items = _Items(self.pixels, diffusion, self._world, self._batch_size)
+        with torch.no_grad(), evaluation_precision(self._world.device):
+            return items.errors(predict, 0, precision)
+
+
+class _Items:
+    """What is measured: each image once in each bin of log-SNR that has timesteps."""
+
+    def __init__(self, pixels: Tensor, diffusion: Diffusion, world: World, batch_size: int) -> None:
+        """`pixels`: uint8 [N, C, H, W] on the CPU."""
+        bins, self._edges = equal_bins(diffusion.log_snr, BINS)
+        self._members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
+        self._filled = [b for b in range(BINS) if len(self._members[b])]
+        self._pixels, self._diffusion, self._device = pixels, diffusion, world.device
+        self.total = len(pixels) * len(self._filled)
+        _, self.size = shares(self.total, world.size, batch_size)
+        """Items of a batch."""
+        spread = [_spread(self._members[b], len(pixels), b) for b in self._filled]
+        self._timesteps = torch.stack(spread, dim=1).flatten()
+        self._noises = ImageNoise(mix("validation"), pixels.shape[1:], world.device)
+
+    def errors(self, predict: Predict, start: int, precision: Format) -> Tensor:
+        """Return the errors of a batch of items, float64."""
+        # The last batch is filled up with the last item: one size, as in sampling.
+        items = torch.arange(start, start + self.size).clamp(max=self.total - 1)
+        images = self._pixels[items // len(self._filled)]
+        x0 = images.to(self._device).float().div_(127.5).sub_(1.0)
+        t = self._timesteps[items].to(self._device)
+        noise = self._noises.initial(start, start + self.size)
+        x_t = self._diffusion.add_noise(x0, noise, t)
+        with evaluation_precision(self._device, precision):
+            output = predict(x_t, t).float()
+        predicted = self._diffusion.predict_noise(output, x_t, t)
+        return (predicted - noise).square().flatten(1).mean(1).double()
+
+    def losses(self, errors: Tensor) -> Losses:
+        """Return the means of the errors of all items, by bin and in all."""
+        count, per_bin, loss = len(self._pixels), list[float | None]([None] * BINS), 0.0
+        by_bin = errors.view(count, len(self._filled)).T.tolist()
+        for b, values in zip(self._filled, by_bin, strict=True):
+            per_bin[b] = mean = math.fsum(values) / count
+            loss += len(self._members[b]) / self._diffusion.steps * mean
+        return {
+            "validation_loss": loss,
+            "validation_mse": per_bin,
+            "validation_log_snr": self._edges,
+        }
+
+
+def _spread(members: Tensor, count: int, b: int) -> Tensor:
+    """Return timesteps of `members` for `count` images, int64: evenly spread, shuffled."""
+    generator = torch.Generator().manual_seed(mix("validation timesteps", b))
+    position = torch.randperm(count, generator=generator)
+    return members[(2 * position + 1) * len(members) // (2 * count)]
+
+
+def _held_out(data: Data, images: Images, count: int) -> tuple[Tensor, str]:
+    """Return (the first images of the validation set, uint8 [≤ count, C, H, W], their split)."""
+    if data.split == "train":
+        try:
+            held_out = load(dataclasses.replace(data, split="test", max_images=max(2, count)))
+            return held_out.pixels[:count], "test"
+        except ConfigError as error:  # a folder with train/ only
+            log.info("the validation loss is measured on learned images: %s", error)
+    # A fixed shuffle: files are sorted by class.
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    return images.pixels[order[:count]], data.split
 
 
 class Scores(Distances, Losses):
@@ -48,10 +250,8 @@ class Evaluator:
         )
         self._protocol, self._world = evaluation, world
         self._shape = images.pixels.shape[1:]
-        of_judge = {
-            name: getattr(evaluation, name) for name in ("extractor", "weights_path", "batch_size")
-        }
-        self.judge = judge_of(DiffusionEvaluation(**of_judge), images, world)
+        extractor = features.build(evaluation, images, world.device)
+        self.judge = Judge(images, extractor, world, evaluation.batch_size)
         self._validation = None
         if evaluation.validation_images:
             self._validation = Validation(data, evaluation, images, world)
@@ -128,13 +328,3 @@ class Evaluator:
             world.synchronize()
             drawn = Drawn(found, errors, time.perf_counter() - began)
         return drawn
-
-
-@functools.lru_cache(maxsize=3)
-def judge_of(evaluation: DiffusionEvaluation, images: Images, world: World) -> Judge:
-    """Return the judge of these images, built once per process and extractor.
-
-    Extractor and reference stay on the device; others' would be in later trials' peak memory.
-    """
-    extractor = features.build(evaluation, images, world.device)
-    return Judge(images, extractor, world, evaluation.batch_size)

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
 from tunediff.data import images as data
-from tunediff.data.knobs import Data
-from tunediff.distributed import World
 from tunediff.training import ema as averages
 from tunediff.training import optimizer as optimizers
 from tunediff.training.trial import Trial
-from tunediff.workloads.diffusion import timesteps, weighting
+from tunediff.workloads.diffusion import timesteps
 from tunediff.workloads.diffusion.evaluator import Evaluator
-from tunediff.workloads.diffusion.knobs import DiffusionEvaluation, Knobs
-from tunediff.workloads.diffusion.objective import DiffusionLoss
+from tunediff.workloads.diffusion.knobs import Knobs
+from tunediff.workloads.diffusion.objective import DiffusionLoss, build_weighting
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.timesteps.base import ErrorsAt
-from tunediff.workloads.diffusion.unet import flops_per_sample, network
-from tunediff.workloads.diffusion.unet_blocks import ResidualBlock
+from tunediff.workloads.diffusion.unet import ResidualBlock, flops_per_sample, network
 
 __all__ = ["network", "train"]
 
@@ -33,7 +28,7 @@ def train(trial: Trial) -> None:
     flops = flops_per_sample(knobs.model, knobs.data)
     model = trial.prepare(unet, blocks=ResidualBlock, flops_per_sample=flops)
     sampler = timesteps.build(knobs.timesteps, process, knobs.data.channels, trial.replicas)
-    weights = weighting.build(knobs.weighting, process)
+    weights = build_weighting(knobs.weighting, process)
     objective, batch_size = DiffusionLoss(sampler, weights, process), trial.config.loader.batch_size
     optimizer = optimizers.build(knobs.optimizer, batch_size, unet, list(weights.parameters()))
     ema = averages.ExponentialAverage(knobs.ema, unet)
@@ -97,7 +92,7 @@ def add_evaluation(
 ) -> None:
     """Judge `model` by samples at every point, and describe timesteps and weights."""
     if trial.evaluates:
-        evaluator = evaluator_of(trial.knobs.data, trial.knobs.evaluation, images, trial.world)
+        evaluator = Evaluator(trial.knobs.data, trial.knobs.evaluation, images, trial.world)
         predict = trial.captured(model)
 
         def judged() -> dict[str, object]:
@@ -149,14 +144,3 @@ def look_ahead(
         return torch.cat(errors)
 
     return errors_at
-
-
-@functools.lru_cache(maxsize=3)
-def evaluator_of(
-    section: Data, evaluation: DiffusionEvaluation, images: data.Images, world: World
-) -> Evaluator:
-    """Return the evaluator of this data and protocol, built once per process.
-
-    `images`: what `section` describes now, compared as objects, and reloaded when files change.
-    """
-    return Evaluator(section, evaluation, images, world)

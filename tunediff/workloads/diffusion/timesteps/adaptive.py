@@ -11,8 +11,7 @@ from torch import Tensor
 
 from tunediff.distributed import World
 from tunediff.workloads.diffusion import methods
-from tunediff.workloads.diffusion.levels import equal_bins
-from tunediff.workloads.diffusion.process import Diffusion
+from tunediff.workloads.diffusion.process import Diffusion, equal_bins
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, mixed
 
 REFRESH_EVERY = 8
