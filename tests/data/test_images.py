@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 from tunediff.config import ConfigError, baseline
-from tunediff.data import decoding, images, sources
+from tunediff.data import images, sources
 from tunediff.data.knobs import Data
 
 
@@ -245,17 +245,17 @@ def test_many_files_are_decoded_by_several_threads_as_by_one(tmp_path: Path, mon
     files = {f"{index:02}.png": colour(index) for index in range(50)} | {"broken.png": b"", "link.png": b"x"}
     path = Path(folder(tmp_path / "set", files))
     names = sorted(files)
-    pixels, readable = decoding.decode_files(data(str(path)), path, names)
+    pixels, readable = images.decode_files(data(str(path)), path, names)
     assert pixels[:50, 0, 0, 0].tolist() == [*range(50)]
-    monkeypatch.setattr(decoding, "PART", 7)
+    monkeypatch.setattr(images, "PART", 7)
     with mock.patch("tunediff.core.machine.cores", return_value=3):
-        others, again = decoding.decode_files(data(str(path)), path, names)
+        others, again = images.decode_files(data(str(path)), path, names)
         assert (again.tolist(), sum(again)) == (readable.tolist(), 50)
         assert (others == pixels).all()
         (path / names[20]).unlink()
         (path / names[20]).mkdir()
         with pytest.raises(IsADirectoryError):
-            decoding.decode_files(data(str(path)), path, names)
+            images.decode_files(data(str(path)), path, names)
 
 
 @pytest.mark.parametrize("place", [folder, archive])

@@ -3,8 +3,8 @@ seed and step alone: not on the number of processes, of accumulation passes or o
 nor on where a run was resumed.
 
 The global generators are seeded before a data set makes an item, by `seed` and the item's place
-among all that the training sees, and before a collate function makes a batch of them. A stream has
-one seed for each pass through it.
+among all that the training sees, and before a collate function makes a batch of them. The place of
+a stream's item is that in its pass.
 """
 
 from __future__ import annotations
@@ -317,62 +317,42 @@ def _row(source: Any, index: int) -> Any:
 
 # ---- streams
 class Stream(IterableDataset[Any]):
-    """Batches of the items of a stream that belong to this process.
+    """Batches of the items of a stream that belong to this process: every n-th, by rank and loader
+    process.
 
-    Each process runs through the whole stream and takes its part. So random numbers are equal in
-    all of them: a shuffled stream has the same order in each process, and an item is the same in
-    whichever process takes it.
+    Each process runs through the whole stream, with equal random numbers in all of them: a shuffled
+    stream has the same order in each process, and an item is the same in whichever process takes
+    it. What does not fill a batch at the end of a pass is left out.
     """
 
     def __init__(
         self, source: Iterable[Any], order: Order, start: int, collate: Collate | None
     ) -> None:
         self._source, self._order, self._start, self._collate = source, order, start, collate
-        self._rest: list[Any] = []
-        """Items at the end of a pass that did not fill a batch: the next pass begins with them."""
+        self._info: Any = None
         self.passes = 0
 
     def __iter__(self) -> Iterator[Any]:
-        info, order = get_worker_info(), self._order
+        self._info, order = self._info or get_worker_info(), self._order
+        loaders, process = (1, 0) if self._info is None else (self._info.num_workers, self._info.id)
+        worker._worker_info = None  # a stream that knows of the process would divide itself again
         of_pass = mix("stream", order.seed, self._start, self.passes)
         self.passes += 1
-        drawn = None
+
+        def seeded(place: int) -> int:
+            randomness.seed(mix("item", of_pass, place))
+            return place
+
+        # Seeded before each item; the iterator begins, and may draw, behind the first seed.
+        items = itertools.chain.from_iterable([self._source])
+        read = zip(map(seeded, itertools.count()), items, strict=False)
+        taken = itertools.islice(read, order.rank * loaders + process, None, order.world * loaders)
         for number in itertools.count():
             # Without loader processes the stream shares the generators with the training.
             with randomness.forked():
-                if drawn is None:
-                    randomness.seed(of_pass)
-                    items = share_of_stream(self._source, order.rank, order.world)
-                else:
-                    randomness.set_state(drawn)
-                batch = [*self._rest, *itertools.islice(items, order.micro - len(self._rest))]
-                drawn, self._rest = randomness.state(), []
+                batch = [item for _, item in itertools.islice(taken, order.micro)]
                 if len(batch) < order.micro:
-                    self._rest = batch
                     return
-                process = info.id if info is not None else 0
                 randomness.seed(mix("collate", of_pass, order.rank, process, number))
                 batch = (self._collate or default_collate)(batch)
             yield batch
-
-
-def share_of_stream(source: Iterable[Any], rank: int, ranks: int) -> Iterator[Any]:
-    """Return this process's items of a stream: every n-th, by rank and loader process."""
-    info = get_worker_info()
-    loaders, process = (info.num_workers, info.id) if info is not None else (1, 0)
-    return itertools.islice(_undivided(source), rank * loaders + process, None, ranks * loaders)
-
-
-def _undivided(source: Iterable[Any]) -> Iterator[Any]:
-    """Yield a stream's items unaware of the loader process: it would divide itself again."""
-    items = None
-    while True:
-        info, worker._worker_info = worker._worker_info, None
-        try:
-            items = iter(source) if items is None else items
-            item = next(items)
-        except StopIteration:
-            return
-        finally:
-            worker._worker_info = info
-        yield item

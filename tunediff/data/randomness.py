@@ -42,24 +42,17 @@ def set_library_state(state: Mapping[str, list[Any]]) -> None:
     numpy.random.set_state(("MT19937", keys.numpy().astype(numpy.uint32), *rest))
 
 
-def state() -> tuple[Any, ...]:
-    """Return the states of all three, for this process only."""
-    return torch.get_rng_state(), numpy.random.get_state(), random.getstate()
-
-
-def set_state(state: tuple[Any, ...]) -> None:
-    """Restore what `state` returned."""
-    of_torch, of_numpy, of_random = state
-    torch.set_rng_state(of_torch)
-    numpy.random.set_state(of_numpy)
-    random.setstate(of_random)
-
-
 @contextlib.contextmanager
 def forked() -> Iterator[None]:
     """Restore the generators at the end: draws inside change none that follow."""
-    before = state()
+    of_torch, of_numpy, of_random = (
+        torch.get_rng_state(),
+        numpy.random.get_state(),
+        random.getstate(),
+    )
     try:
         yield
     finally:
-        set_state(before)
+        torch.set_rng_state(of_torch)
+        numpy.random.set_state(of_numpy)
+        random.setstate(of_random)
