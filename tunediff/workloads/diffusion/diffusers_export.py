@@ -139,11 +139,11 @@ def write_pipeline(folder: Path, config: Any, weights: Callable[[], Mapping[str,
     check(folder, config)
     import diffusers
 
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, tensor in weights().items():
         names = _their_names(config.model, name)
         tensors |= dict(zip(names, tensor.chunk(len(names)), strict=True))
-    unet = diffusers.UNet2DModel(**unet_options(config))
+    unet: Any = diffusers.UNet2DModel(**unet_options(config))  # type: ignore[no-untyped-call]
     unet.load_state_dict(tensors)
     scheduler = scheduler_class(config.process)
     pipeline = getattr(diffusers, PIPELINES[scheduler])(
