@@ -94,7 +94,7 @@ def test_networks_of_torchvision_fit_the_data():
     for name in ("torchvision/resnet18", "torchvision/vit_b_32", "torchvision/mobilenet_v2"):
         config = knobs("cifar10_classifier", model__name=name)
         with torch.device("meta"):
-            train.check_library(config.model.name, config.data, 10)
+            networks.check_library(config.model.name, config.data, 10)
             assert train.network(config)(torch.empty(2, 3, 32, 32)).shape == (2, 10)
 
 

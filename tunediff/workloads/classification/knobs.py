@@ -45,7 +45,7 @@ class ClassifierModel:
     1611.05431) as for 32×32: a 3×3 stem, no pooling before the first block.
     `inception_transformer`: mixes tokens by pooling, depthwise convolution and attention (Si et al.
     2022, arXiv 2205.12956), for 128×128. `convnet`: three convolutions, for 8×8 digits.
-    `torchvision/NAME` (RGB alone) and `timm/NAME` (the extra `timm`): theirs, with random weights."""
+    `torchvision/NAME` (for RGB) and `timm/NAME` (the extra `timm`): theirs, random weights."""
     width: Annotated[Int, Ge(1), Le(1024)] = 64
     """Channels of the first stage, which the others are multiples of; in `resnext29` of each group
     of it."""
@@ -182,10 +182,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 def check_files(knobs: Knobs, evaluates: bool) -> None:
     """Refuse missing data, data without classes and networks that a library has not. Raises
     `ConfigError`."""
-    from tunediff.workloads.classification import sets, train
+    from tunediff.evaluation import networks
+    from tunediff.workloads.classification import sets
 
     sources.check(knobs.data)
-    train.check_library(knobs.model.name, knobs.data, sets.classes(knobs.data))
+    networks.check_library(knobs.model.name, knobs.data, sets.classes(knobs.data))
 
 
 def evaluation_protocol(config: Any) -> str:
