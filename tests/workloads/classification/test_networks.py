@@ -9,7 +9,7 @@ from torchvision.models import resnet as theirs
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.evaluation import networks
-from tunediff.workloads.classification import train
+from tunediff.workloads.classification import libraries, train
 from tunediff.workloads.classification.knobs import SHIPPED, check_files
 
 
@@ -94,7 +94,7 @@ def test_networks_of_torchvision_fit_the_data():
     for name in ("torchvision/resnet18", "torchvision/vit_b_32", "torchvision/mobilenet_v2"):
         config = knobs("cifar10_classifier", model__name=name)
         with torch.device("meta"):
-            networks.check_library(config.model.name, config.data, 10)
+            libraries.check(config.model.name, config.data, 10)
             assert train.network(config)(torch.empty(2, 3, 32, 32)).shape == (2, 10)
 
 

@@ -182,11 +182,10 @@ PRESETS: dict[str, dict[str, Any]] = {
 def check_files(knobs: Knobs, evaluates: bool) -> None:
     """Refuse missing data, data without classes and networks that a library has not. Raises
     `ConfigError`."""
-    from tunediff.evaluation import networks
-    from tunediff.workloads.classification import sets
+    from tunediff.workloads.classification import libraries, sets
 
     sources.check(knobs.data)
-    networks.check_library(knobs.model.name, knobs.data, sets.classes(knobs.data))
+    libraries.check(knobs.model.name, knobs.data, sets.classes(knobs.data))
 
 
 def evaluation_protocol(config: Any) -> str:

@@ -19,7 +19,7 @@ from tunediff.evaluation import networks
 from tunediff.training import optimizer as optimizers
 from tunediff.training.precision import evaluation_precision
 from tunediff.training.trial import Trial
-from tunediff.workloads.classification import sets
+from tunediff.workloads.classification import libraries, sets
 from tunediff.workloads.classification.knobs import Knobs
 
 __all__ = ["network", "train"]
@@ -70,7 +70,7 @@ def network(knobs: Knobs) -> nn.Module:
     model, channels, classes = knobs.model, knobs.data.channels, sets.classes(knobs.data)
     library, slash, name = model.name.partition("/")
     if slash:
-        return networks.library_network(library, name, knobs.data, classes)
+        return libraries.build(library, name, knobs.data, classes)
     if model.name == "resnext29":
         return networks.resnext29(model.cardinality, model.width, channels, classes)
     build: Callable[[int, int, int], nn.Module] = getattr(networks, model.name)

@@ -1,6 +1,7 @@
 """The training objective: how much the loss of each timestep counts.
 
-The formulas of static weightings are in `methods`; a learned one is a class here, named in `build_weighting`.
+The formulas of static weightings are in `methods`; a learned one is a class here, named in
+`build_weighting`.
 """
 
 from __future__ import annotations
