@@ -66,7 +66,7 @@ class NormSiLU(nn.GroupNorm):
 def fused_norm(x: Tensor) -> Any:
     """Return the module that computes GroupNorm and SiLU of this feature map in one operation.
 
-    None: operations of torch compute it. On a GPU, in NHWC, with Triton, where it agrees with torch.
+    None: operations of torch compute it. On a GPU, in NHWC, with Triton, where it agrees with them.
     """
     if not x.is_cuda or x.numel() >= 2**31 or x.is_contiguous():
         return None
