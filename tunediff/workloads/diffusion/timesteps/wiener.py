@@ -44,7 +44,7 @@ class WienerSampler(Adaptive):
     the images instead; our own.
 
     ℓ is the mean squared error of the image that the best *linear* denoiser of these images leaves,
-    the WienerSampler filter: in an orthonormal basis that makes the components uncorrelated,
+    the Wiener filter: in an orthonormal basis that makes the components uncorrelated,
     component k of variance s_k is left with s_k/(1 + s_k·SNR). The same denoiser's error of the
     noise is SNR·ℓ. The one is all but settled at low noise, the other at high noise, and λ* is
     where their product is largest,
