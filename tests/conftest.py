@@ -250,13 +250,13 @@ def _figures_are_not_rendered(request, monkeypatch):
 TRAINING = {
     "doctor", "evaluation", "integrations", "profiling", "training", "users", "workloads", "test_commands", "test_distributed",
     "test_documentation", "test_evaluate", "test_evaluating", "test_examples", "test_profile",
-    "test_sample", "test_starting", "test_style", "test_worker",
+    "test_sample", "test_starting", "test_worker",
 }  # fmt: skip
 """Folders and files of the tier of that name, beside what has its marker; what is left is `unit`."""
 LONGEST = (
     "tuning/test_search.py", "training/test_ranks.py", "workloads/diffusion/test_train.py", "test_commands.py",
     "training/test_resume.py", "users/test_mistakes.py", "users/test_files.py", "tuning/test_templates.py",
-    "tuning/test_local.py", "tuning/test_finalists.py", "evaluation/test_features.py",
+    "tuning/test_local.py", "evaluation/test_features.py",
 )  # fmt: skip
 """Files that start first: the one with a Ray cluster waits for processes beside two that compute."""
 

@@ -35,7 +35,7 @@ from tunediff.core.lock import exclusive_lock
 from tunediff.ray_backend import connection
 from tunediff.report import plan as plan_module
 from tunediff.training.stop_signals import stop_signals
-from tunediff.tuning import experiment, resources, sessions
+from tunediff.tuning import experiment, sessions
 
 TINY = {
     "data.max_images": 256, "model.multipliers": [1], "model.attention": [], "model.channels": 8,
@@ -121,19 +121,6 @@ def test_what_is_likely_a_mistake_needs_force(file, capsys, monkeypatch):
     assert plan["trials_within_limit"] < 10_000, "as many as there is time for"
     monkeypatch.setattr(plan_module.shutil, "disk_usage", lambda _: mock.Mock(free=1000))
     assert search.main([file, "--dry-run"]) == 2
-
-
-@pytest.mark.parametrize("lines", [
-    {"search": {"compile.mode": ["none", "reduce-overhead"]}}, {"fixed": {"evaluation.precision": "tf32"}},
-    {"final": {"evaluation.precision": "tf32"}},
-], ids=str)  # fmt: skip
-def test_values_that_need_a_gpu_are_refused_without_one(lines):
-    space = search_space.parse(FILE | lines, "x.yaml")
-    with pytest.raises(
-        cfg.ConfigError, match=r"^x.yaml: (compile.mode: 'reduce-overhead'|evaluation.precision: 'tf32') "
-    ):
-        resources.share(space, resources.Machine(2, 0))
-    assert resources.share(space, resources.Machine(8, 1)).gpu
 
 
 # ------------------------------------------------------------------------------------ a cluster that does not start

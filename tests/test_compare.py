@@ -326,7 +326,6 @@ def test_a_configuration_is_compared_with_itself_on_other_seeds(capsys):
     code = sides.content(found.folder, sides.CODE)
     assert (sides.changed(found), code["drawn"]) == ({}, True)
     assert code["A"]["digest"] == code["B"]["digest"]
-    assert compare.main(["digits", "cifar10", "--equal"]) == 2, "one alone is equal to itself"
 
 
 @pytest.mark.parametrize(

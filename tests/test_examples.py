@@ -99,15 +99,6 @@ def test_sample_draws_from_a_training_of_an_example(tmp_path, monkeypatch, capsy
     assert np.abs(arrays[0].astype(int) - arrays[1]).max() <= 1
 
 
-def test_a_model_that_generates_no_images_is_not_sampled(tmp_path, capsys):
-    config, folder = example("classifier"), tmp_path / "run"
-    Journal(folder).start(*cfg.identity(cfg.take_along(config, folder)), {}, 3.0)
-    (folder / "weights.safetensors").touch()
-    assert sample.main([str(folder)]) == 2
-    message = "run: 'classifier.py' is not allowed; allowed: for sample one of a workload with a function sample_images"
-    assert message in capsys.readouterr().err
-
-
 def test_an_interrupted_example_ends_where_an_uninterrupted_one_does(tmp_path):
     config, samples = example("classifier", dropout=0.3), 64 * 8
     whole = train(config, samples=samples, folder=tmp_path / "whole", evaluates=True)

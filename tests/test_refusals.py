@@ -1,6 +1,7 @@
 """What commands refuse: exit code 2, one line that begins with place, key and value, and nothing left behind."""
 
 import importlib
+import json
 import shlex
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from safetensors.torch import save_file
 
 from tests import searches
 from tests.helpers import tiny
+from tests.json_schemas import validate
 from tests.test_models import run_folder
 from tests.users import plain
 from tunediff import config as cfg
-from tunediff.core import refusals
+from tunediff import search, search_space
+from tunediff.core import refusals, text
 
 SEARCH = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
@@ -35,6 +38,8 @@ FILES = {
     "full/file": "",
     "command/tunediff_command.yaml": yaml.safe_dump(COMMAND),
     "command.yaml": "workload: command/tunediff_command.yaml\nlr: 0.1\n",
+    "gpu.yaml": yaml.safe_dump(SEARCH | {"search": {"compile.mode": ["none", "reduce-overhead"]}}),
+    "final.yaml": yaml.safe_dump(SEARCH | {"final": {"evaluation.precision": "tf32"}}),
     "mine.py": Path(plain.__file__).read_text(),
 }
 
@@ -62,7 +67,7 @@ search ok.yaml --track nobody                         | --track: 'nobody'
 search ok.yaml --name ../x                            | --name: '../x'
 search ok.yaml --name taken --storage .               | --name: 'taken'
 search ok.yaml --storage text --name x                | --storage: {here}/text/x
-search ok.yaml --address head                         | --address: 'head'
+search ok.yaml --address head                         | --address: 'head' is not allowed; allowed: auto or HOST:PORT
 search ok.yaml --warm-start gone                      | --warm-start: 'gone'
 search ok.yaml --check                                | --check: 'ok.yaml'
 search mine.py --check --no-check                     | command line: --no-check
@@ -70,6 +75,15 @@ search empty.yaml                                     | empty.yaml:
 search config.yaml                                    | config.yaml:
 search nowhere.yaml                                   | nowhere.yaml:
 search digits_classifer                               | digits_classifer: no such search file; did you mean digits_classifier
+search ok.yaml --address ray://head:10001              | --address: 'ray://head:10001' is not allowed (Ray Client keeps the search away from its cluster's files
+search ok.yaml --address 127.0.0.1:1                  | --address: no cluster answers at 127.0.0.1:1: [Errno 111] Connection refused
+search ok.yaml --address 127.0.0.1:99999              | --address: no cluster answers at 127.0.0.1:99999:
+search ok.yaml --parallel --confirm 0                 | --parallel: True is not allowed; allowed: with confirm:
+search ok.yaml --parallel --address localhost:1       | --address
+search gpu.yaml                                       | gpu.yaml: compile.mode: 'reduce-overhead'
+search ok.yaml evaluation.precision=tf32              | ok.yaml: evaluation.precision: 'tf32'
+search final.yaml                                     | final.yaml: evaluation.precision: 'tf32'
+search ok.yaml --storage sftp://user:secret@host/p    | --storage: sftp://…@host/p: a password is not allowed
 search --resume gone                                  | gone:
 search --resume gone --seed 3                         | --resume:
 search --resume taken --storage . --total 59s         | --total: '59s'
@@ -129,8 +143,29 @@ compare digits_classifier seed=99 --within 2%     | --within: '2%'
 compare digits seed=99 --compile yes                  | --compile: 'yes'
 compare digits seed=99 --name .x                      | --name: '.x'
 compare digits seed=99 --comment text/x               | --comment: text/x
-compare --run 'python x.py {lr} {seed}' lr=1 rate=2 --objective loss | command line: rate: the command does not name it
-compare --run 'python x.py {lr} {seed}' lr=1 --objective loss | command line: 1 × --run, 0 × --at, 1 × groups
+compare digits cifar10 --equal | command line: digits cifar10 digits cifar10: needs A and B
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --equal | command line: 1 × --run, 0 × --at, 2 × groups
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --confirm  | --confirm: True is not allowed; allowed: with --ledger
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --judge none.py  | --judge: 'none.py' is not allowed; allowed: a Python file
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --out full | --out: 'full' is not allowed; allowed: a new folder
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 | command line: 1 × --run, 0 × --at, 1 × groups of name=value: is not allowed; allowed: A and B differ in one thing
+compare --run 'python x.py {lr} {seed}' --objective loss --run 'b {lr} {seed}' lr=1 lr=2 | command line: 2 × --run, 0 × --at, 2 × groups
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=1 | command line: lr=1: is what A is
+compare --run 'python x.py {lr}' lr=1 lr=2 --objective loss | command line: the command never gets a seed
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 wd=1 lr=2 | command line: wd: the command does not name it
+compare --run 'python x.py {lr} {wd} {seed}' lr=1 lr=2 wd=1 --objective loss | command line: wd=1: stands behind the second lr=
+compare --run 'python x.py {lr} {seed}' --objective loss lr lr=2 | command line: lr is not understood; allowed: name=value
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --pairs 2 | --pairs: 2 is not allowed
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --pattern loss | command line: pattern: 'loss' has 0 groups
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --target loss | command line: target: 'loss' is not allowed
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --reduce median | command line: reduce: 'median' is not allowed
+compare --run 'python x.py {lr} {seed}' lr=1 lr=2 --objective val_acc | --mode: is missing: more of val_acc is better
+compare --run 'python x.py {lr} {seed}' lr=1 lr=2 --objective time | command line: objective: 'time' is not allowed
+compare --run 'python x.py {lr} {seed}' lr=1 lr=2 --objective tokens_per_s | --mode: is missing: more of tokens_per_s is better
+compare --run 'python x.py {lr} {seed}' lr=1 lr=2 --objective P@1 | --mode: is missing: more of P@1 is better
+compare --run 'python x.py {lr} {seed} {overrides}' lr=1 parallel=1 lr=2 --objective loss | {here}/.tunediff-command-plan-A/tunediff_command.yaml: parameters: parallel: is not allowed as a name
+compare --run 'python x.py {lr} {seed} {budget_s}' lr=1 lr=2 --objective loss --outcome final | --run: {{budget_s}}: needs a budget
+verify full | full: has no proof.json
 compare --resume gone                                 | gone:
 compare --resume gone --pairs 20                      | --resume:
 compare --resume gone digits --dry-run                | --resume:
@@ -164,7 +199,7 @@ sample small --seed -1                                | --seed: '-1'
 sample small --out x.jpg                              | --out: 'x.jpg'
 sample small --out taken.png                          | --out: taken.png
 sample small --out text/x.png                         | --out: text/x.png
-sample classifier.yaml                                | classifier:
+sample classifier.yaml                                | classifier: 'classification' is not allowed; allowed: for sample one of a workload with a function sample_images
 export                                                | command line: the following arguments are required: name
 export gone                                           | gone:
 export night --trial t0009                            | --trial: 't0009'
@@ -220,3 +255,47 @@ def test_only_what_can_be_resumed_is_suggested(tmp_path, file, end):
     (tmp_path / file).touch()
     with pytest.raises(cfg.ConfigError, match=f"choose another name{end}$"):
         refusals.check_new(tmp_path, "experiment.yaml")
+
+
+# --------- what is typed: words that stand together, names of options and of folders, and JSON wherever it is asked for
+
+TINY = ["model.channels=8", "model.multipliers=[1]", "model.attention=[]", "data.max_images=64", "evaluation.images=16",
+        "evaluation.steps=2", "evaluation.points=1", "evaluation.extractor=random", "loader.workers=0"]  # fmt: skip
+
+
+def test_a_name_may_be_a_path_as_a_shell_completes_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    folder = searches.night(Path("ray_results/night"))
+    for name in ("night", "night/", "ray_results/night", str(folder.absolute())):
+        assert search_space.folder_of(name, Path("ray_results")) == folder.absolute()
+    kept = (folder / "experiment.yaml").read_bytes()
+    assert search.main(["--resume", "ray_results/night/", "--trials", "5", "--dry-run"]) == 0
+    assert "trials: 5 ×" in capsys.readouterr().out
+    assert (folder / "experiment.yaml").read_bytes() == kept, "a dry run leaves everything as it is"
+
+
+@pytest.mark.training
+def test_a_result_is_json_wherever_it_is_asked_for(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    searches.night(Path("kept/night"))
+    told = {}
+    for command, words in (
+        ("report.__main__", ["night"]),
+        ("export", ["night"]),
+        ("train", ["--config", "digits", *TINY, "--samples", "128"]),
+        ("sample", ["train-digits", "--images", "2", "--sampler", "ddim", "--steps", "2"]),
+        ("evaluate", ["train-digits", *"--images 8 --sampler ddim --steps 2 --metrics fd".split()]),
+    ):
+        assert importlib.import_module(f"tunediff.{command}").main([*words, "--storage", "kept", "--json"]) == 0
+        told[command] = json.loads(capsys.readouterr().out)
+        validate(told[command], f"{command.partition('.')[0]}-output")
+    assert told["report.__main__"]["report"] == str(Path("kept/night/report.html").absolute())
+    assert told["export"]["configuration"] == str(Path("kept/night/best.yaml").absolute())
+    assert told["train"]["steps"] == 1
+    assert told["sample"]["images"] == 2
+    assert told["sample"]["sampler"]["name"] == "ddim"
+    assert (told["evaluate"]["schema"], Path(told["evaluate"]["json"]).is_file()) == (text.SCHEMA, True)
+    assert Path(told["sample"]["path"]).is_absolute()
+    assert Path(told["evaluate"]["json"]).is_absolute()
+    assert told["train"]["metric"].startswith("FD")
+    assert isinstance(told["train"]["value"], float)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import page
 from tunediff.__main__ import COMMANDS, module_of
 
 ROOT = Path(__file__).parent.parent
@@ -14,18 +15,18 @@ COMMAND = re.compile(r"^(?:uv run )?(?:python -m tunediff\.|tunediff )([a-z]+)\b
 
 def commands():
     """Commands in blocks of shell, as (page, command, its words)."""
-    for page in PAGES:
-        for block in re.findall(r"^```sh\n(.*?)^```", page.read_text(), re.M | re.S):
+    for file in PAGES:
+        for block in re.findall(r"^```sh\n(.*?)^```", file.read_text(), re.M | re.S):
             for name, rest in COMMAND.findall(block.replace("\\\n", " ")):
-                yield page.relative_to(ROOT), name, rest
+                yield file.relative_to(ROOT), name, rest
 
 
 def test_options_in_the_documentation_exist(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "1000")
     helps, found = {}, list(commands())
     assert len({name for _, name, _ in found}) > 6
-    for page, name, rest in found:
-        assert name in COMMANDS, f"{page}: {name}"
+    for file, name, rest in found:
+        assert name in COMMANDS, f"{file}: {name}"
         variant = ["--run", "x"] if "--run" in rest else []  # compares commands, with options of its own
         if (name, *variant) not in helps:
             module = module_of(name)
@@ -33,7 +34,7 @@ def test_options_in_the_documentation_exist(capsys, monkeypatch):
                 module.main([*variant, "--help"])
             helps[name, *variant] = capsys.readouterr().out
         for option in re.findall(r"(?<!\S)--[a-z-]+", re.sub(r"'[^']*'", "", rest)):
-            assert re.search(rf"{option}\b", helps[name, *variant]), f"{page}: {name} {option}"
+            assert re.search(rf"{option}\b", helps[name, *variant]), f"{file}: {name} {option}"
 
 
 @pytest.mark.nightly
@@ -69,3 +70,10 @@ def test_notebook_of_the_documentation_runs(tmp_path):
     resources = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, resources=resources).execute()
     assert (tmp_path / "ray_results" / "notebook" / "experiment.yaml").is_file()
+
+
+# ---------------------------------------------------------------------- the page of benchmarks holds what its rows give
+def test_tables_of_the_page_are_made_of_the_kept_rows():
+    text = page.PAGE.read_text()
+    assert text.count("<!-- end -->") == 4
+    assert page.filled(text) == text

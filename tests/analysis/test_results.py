@@ -1,14 +1,17 @@
 """What follows from the trials of a search, whichever way its objective runs."""
 
 import dataclasses
+import json
 
+import numpy as np
 import pytest
 
 from tests.helpers import point
 from tests.searches import FILE, make, write
 from tunediff import analysis
-from tunediff.analysis import evidence, speed
-from tunediff.analysis.pareto import pareto, trade_offs
+from tunediff.analysis import evidence, importance, speed
+from tunediff.analysis.journals import MANY, SHARE, Following, Throttle
+from tunediff.analysis.pareto import front, pareto, trade_offs
 from tunediff.core import trial_record
 from tunediff.core.trial_record import End, TrialRecord
 
@@ -133,3 +136,78 @@ def test_table_has_its_columns_before_the_first_trial(tmp_path):
     found = evidence.read(analysis.Results((night := make(tmp_path / "night")) and tmp_path / "night", night, []))
     assert list(found.table()[["trial", "status", "frechet"]].columns) == ["trial", "status", "frechet"]
     assert found.table().empty
+
+
+# ------------------------------------------------------------------- numbers that are missing in a journal, or are none
+def test_device_seconds_of_a_journal_without_the_number_of_workers_are_those_of_one(night):
+    path = night / "trials" / "t0001" / "journal.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    del lines[0]["config"]["parallel.workers"]
+    path.write_text("".join(json.dumps(line) + "\n" for line in [*lines[:2], lines[-1] | {"status": "oom"}]))
+    assert analysis.device_s(analysis.read(night).trials[1]) == 20.0
+
+
+@pytest.mark.parametrize("value", ["NaN", "1e999"])
+def test_a_number_that_is_none_counts_as_not_measured(night, value):
+    path = night / "trials" / "t0001" / "journal.jsonl"
+    text = path.read_text()
+    path.write_text(text.replace('"samples_per_s": ', f'"samples_per_s": {value}, "was": '))
+    assert analysis.read(night).trials[1].points[0].get("samples_per_s") is None
+
+
+# ---------------------------------------- shares of knobs in the differences between trials; fronts are what none beats
+def test_knob_that_makes_the_difference_has_the_largest_share(tmp_path):
+    space = {"ema.max_decay": [0.999, 0.9995, 0.9999], "optimizer.beta2": [0.9995, 0.9999, 0.999]}
+    wanted = make(tmp_path / "night", FILE | {"search": space})
+    decays, ends = space["ema.max_decay"], (1.0, 1.5, 1.1)
+    for number in range(12):
+        curve = ((20.0, 4000, ends[number % 3] + 0.001 * number),)
+        point = {"ema.max_decay": decays[number % 3], "optimizer.beta2": space["optimizer.beta2"][number % 2]}
+        write(tmp_path / "night", wanted, number, point, curve)
+    results = analysis.read(tmp_path / "night")
+    shares = importance.importance(results, lambda trial: trial.value(results.metric))
+    assert (shares.unvaried, max(shares.shares, key=shares.shares.get)) == ([], "ema.max_decay")
+
+
+def test_few_trials_are_not_judged(night):
+    assert importance.importance(analysis.read(night), speed.rate) is None
+
+
+def test_the_front_is_what_none_beats():
+    rng = np.random.default_rng(1)
+    points = [tuple(map(float, point)) for point in rng.integers(0, 12, (80, 2))]
+    brute = [not any(q != p and q[0] <= p[0] and q[1] <= p[1] for q in points) for p in points]
+    assert front(points) == brute
+    assert front([]) == []
+
+
+# ------------------- what is read of a search that runs, and how often what takes longer with every trial is done again
+def test_what_has_ended_is_read_once(tmp_path, monkeypatch):
+    """A look reads what runs and what is new; a trial that began later may end first."""
+    wanted, looked, read_trial = make(tmp_path / "night"), [], trial_record.read_trial
+    monkeypatch.setattr(trial_record, "read_trial", lambda folder: looked.append(folder.name) or read_trial(folder))
+    following = Following(tmp_path / "night")
+    assert following.read() == following.trials == []
+    write(tmp_path / "night", wanted, 1)
+    write(tmp_path / "night", wanted, 0, status=None)
+    (tmp_path / "night" / "trials" / "t0002").mkdir()  # its journal has not begun
+    assert [trial.name for trial in following.read()] == ["t0001"]
+    assert ([trial.name for trial in following.trials], following.ended) == (["t0000", "t0001"], 1)
+    looked.clear()
+    assert following.read() == []
+    assert looked == ["t0000", "t0002"]
+    with (tmp_path / "night" / "trials" / "t0000" / trial_record.JOURNAL).open("a") as file:
+        file.write(json.dumps({"event": "end", "time": 2000.0, "status": "nan"}) + "\n")
+    assert [(trial.name, trial.status) for trial in following.read()] == [("t0000", "nan")]
+    assert (following.ended, following.records["t0000"].status) == (2, "nan")
+
+
+def test_what_takes_longer_is_done_again_so_that_it_takes_a_twentieth_of_the_time():
+    times = iter([100.0, 102.0, 102.0, 141.9, 142.0])
+    seldom = Throttle(lambda: next(times))
+    with seldom.timed():  # 2 s
+        pass
+    assert SHARE == 0.05
+    assert seldom.due(MANY), "of few everything is made anew"
+    assert not seldom.due(MANY + 1)
+    assert seldom.due(MANY + 1), "40 s later"

@@ -1,5 +1,6 @@
 """Searches from Python, without a cluster: results, errors, and what a call leaves of the process."""
 
+import contextlib
 import inspect
 import json
 import os
@@ -18,9 +19,13 @@ import tunediff
 from tests import searches
 from tunediff import cli, search
 from tunediff import config as cfg
-from tunediff.api import calls
+from tunediff.api import calls, run, search_setup
 from tunediff.api.options import SearchOptions
+from tunediff.config import ConfigError
 from tunediff.core import lock
+from tunediff.core.progress import EventLines
+from tunediff.ray_backend import connection
+from tunediff.tuning.templates import Templates
 
 
 @pytest.fixture
@@ -179,8 +184,8 @@ def test_a_search_on_a_cluster_is_the_command_in_a_process_of_its_own(tmp_path, 
         monkeypatch.setattr(name, value)
     with pytest.raises(tunediff.TunediffError, match="night ended with exit code 2: error: no"):
         tunediff.run_search("digits", budget=3, name="night", storage=tmp_path, address="a:1")
-    assert started[0][1:4] == ["-m", "tunediff", "search"]
-    assert search.arguments(started[0][4:]) == search.SearchCommandOptions(
+    assert started[-1][1:4] == ["-m", "tunediff", "search"]
+    assert search.arguments(started[-1][4:]) == search.SearchCommandOptions(
         words=["digits"], name="night", storage=tmp_path, budget=3, address="a:1"
     )
 
@@ -198,3 +203,72 @@ def test_a_finished_search_leaves_its_report_and_opens_it_on_request(night, monk
     assert search.main(words) == cli.OK
     assert "--open" not in capsys.readouterr().err
     assert opened == [page.as_uri()] * 2
+
+
+# ------------------------------------------------------------ ray starts while a new search measures what a trial costs
+def test_ray_starts_while_a_trial_is_measured_and_ends_with_a_refusal(tmp_path, monkeypatch):
+    events, ray_runs = list[str](), threading.Event()
+
+    @contextlib.contextmanager
+    def started(address):
+        events.append("Ray starts")
+        ray_runs.set()
+        try:
+            yield None
+        finally:
+            events.append("Ray ends")
+
+    def measure(*_):
+        assert ray_runs.wait(60)  # it does not wait for this
+        raise ConfigError("data.path: no images")
+
+    monkeypatch.setattr(connection, "started", started)
+    monkeypatch.setattr(search_setup, "measure", measure)
+    monkeypatch.setattr(Templates, "prepare", lambda *_: None)
+    options = SearchOptions(words=["digits"], storage=tmp_path, name="x")
+    with pytest.raises(ConfigError, match="no images"):
+        run.search(search_setup.prepare(options), options, EventLines())
+    assert events == ["Ray starts", "Ray ends"]
+    assert not (tmp_path / "x").exists()
+
+
+# ----------------------------------------------------------------------------- a search by a call from Python, with Ray
+SCRIPT = """
+import signal, types
+from dataclasses import dataclass
+from typing import Annotated
+import ray, torch, tunediff
+
+@dataclass(frozen=True)
+class Knobs:
+    width: Annotated[int, tunediff.Choice(4, 8, 16)] = 8
+    lr: Annotated[float, tunediff.Range(1e-3, 1e-1, log=True)] = 0.01
+
+def train(trial):
+    net = trial.prepare(torch.nn.Linear(4, trial.knobs.width))
+    optimizer = torch.optim.SGD(net.parameters(), trial.knobs.lr)
+    trial.keep(net=net, optimizer=optimizer)
+    trial.evaluate_with(lambda: {"score": trial.knobs.width + trial.knobs.lr})
+    for (x,) in trial.batches((torch.ones(64, 4),)):
+        trial.step(net(x).square().mean(), optimizer)
+
+workload = types.SimpleNamespace(Knobs=Knobs, OBJECTIVE=tunediff.Metric("score", "min"), train=train)
+handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+fixed = {"loader.batch_size": 8, "loader.workers": 0, "precision.amp": "none"}
+search = tunediff.run_search(workload, fixed, name="called", trials=3, budget=1, confirm=0, seed=7, check=False)
+assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)]
+assert not ray.is_initialized()
+"""
+
+
+@pytest.mark.cluster
+@pytest.mark.nightly  # `tests/tuning/test_search.py` resumes by a call from Python
+def test_a_call_leaves_the_process_as_it_was(tmp_path):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    search = tunediff.open_search("called", tmp_path / "ray_results")
+    assert search.json()["search"]["statuses"]["ok"] == 3
+    drawn = [tuple(row) for row in search.trials()[["trial", "width", "lr"]].to_numpy().tolist()]
+    assert drawn[0] == ("t0000", 8, 0.01)
+    assert len(set(drawn)) == 3

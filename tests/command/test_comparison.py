@@ -7,15 +7,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
+import yaml
 
+import tunediff
 from tests.command.test_run import processes_of, wait_until
-from tunediff import compare
+from tunediff import compare, search_space
+from tunediff import config as cfg
 from tunediff.analysis.comparison import Comparison
+from tunediff.api.search import SearchCall, search_file
 from tunediff.api.sides import values_of
 from tunediff.command import trial
 from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record
+from tunediff.experiment.model import Experiment
 from tunediff.report import sentences
 
 NOISY = """
@@ -172,6 +178,8 @@ def test_the_check_tries_each_revision_where_it_will_run(repository, capsys):
     words = ["--run", RUN, "--at", "HEAD", "--at", ".", "lr=1", "--objective", "loss", "--outcome", "final"]
     assert compare.main(words) == 2
     assert "A: command: with lr=1: exit code 1: an old fault" in capsys.readouterr().err
+    assert compare.main([*words[:5], "no-such", *words[6:]]) == 2
+    assert "no-such" in capsys.readouterr().err
     assert not list(Path().glob("ray_results/*"))
     listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
     assert len(listed.splitlines()) == 1
@@ -253,35 +261,6 @@ def test_files_that_a_pair_writes_beside_its_folders_are_named_and_refused_at_th
     assert "WARNING: written outside {folder}: left.txt" in capsys.readouterr().out
     assert compare.main([*words, "--parallel"]) == 2
     assert "--parallel: written outside {folder}: left.txt" in capsys.readouterr().err
-
-
-REFUSED = {
-    "no difference": ["--run", RUN, "lr=1"],
-    "two differences": ["--run", RUN, "--run", "b {lr} {seed}", "lr=1", "lr=2"],
-    "equal sides": ["--run", RUN, "lr=1", "lr=1"],
-    "no seed": ["--run", "python train.py --lr {lr}", "lr=1", "lr=2"],
-    "unknown parameter": ["--run", RUN, "lr=1", "wd=1", "lr=2"],
-    "of B alone": ["--run", f"{RUN} --wd {{wd}}", "lr=1", "lr=2", "wd=1"],
-    "no word": ["--run", RUN, "lr", "lr=2"],
-    "pairs": ["--run", RUN, "lr=1", "lr=2", "--pairs", "2"],
-    "pattern": ["--run", RUN, "lr=1", "lr=2", "--pattern", "loss"],
-    "target": ["--run", RUN, "lr=1", "lr=2", "--target", "loss"],
-    "direction": ["--run", RUN, "lr=1", "lr=2", "--objective", "val_acc"],
-    "name of a line": ["--run", RUN, "lr=1", "lr=2", "--objective", "time"],
-    "direction of a rate": ["--run", RUN, "lr=1", "lr=2", "--objective", "tokens_per_s"],
-    "direction of a share": ["--run", RUN, "lr=1", "lr=2", "--objective", "P@1"],
-    "reduce": ["--run", RUN, "lr=1", "lr=2", "--reduce", "median"],
-    "revision": ["--run", RUN, "--at", "HEAD", "--at", "no-such", "lr=1"],
-    "name of ours": ["--run", f"{RUN} {{overrides}}", "lr=1", "parallel=1", "lr=2"],
-    "no budget": ["--run", f"{RUN} {{budget_s}}", "lr=1", "lr=2", "--outcome", "final"],
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_refused_before_anything_runs(program, capsys, name):
-    assert compare.main(["--objective", "loss", *REFUSED[name], "--no-check"]) == 2
-    assert capsys.readouterr().err.startswith("error: ")
-    assert not list(program.glob("ray_results/*"))
 
 
 def test_values_of_a_parameter_have_one_type():
@@ -381,3 +360,90 @@ def test_compiled_code_is_shared_after_a_run_that_does_not_count(program, capsys
     assert len({re.search("CACHE (.*)", log.read_text())[1] for log in logs}) == 1
     for other in ("free", "charged"):
         assert compare.main([*words, "--compile", other, "--objective", "loss"]) == 2
+
+
+# -------------------------------------------------------------- commands in calls from Python, and what they do without
+def test_a_comparison_from_python_has_the_result_of_the_command(program):
+    call = {"command": RUN, "objective": "loss", "outcome": "final", "check": False, "progress": False}
+    found = tunediff.run_comparison({"lr": 1.0}, {"lr": 2.0}, name="values", pairs=3, **call)
+    assert (found.verdict.verdict, found.verdict.clock, found.verdict.candidates[1].configuration) == (
+        "worse",
+        "process",
+        {"lr": 2.0},
+    )
+    assert 0 < found.verdict.start_up_share <= 1
+    assert len(found.pairs()) == 3
+    assert not [name for name in found.pairs() if "setup" in name], "nothing measures it"
+    assert found.resume(progress=False).json() == found.json()
+    words = (RUN, [*RUN.split()[:-1], "9{seed}"])
+    two = tunediff.run_comparison({"lr": 1.0}, name="commands", pairs=3, seed=500, **call | {"command": words})
+    assert two.verdict.verdict == "no_difference"
+
+
+BAD_CALLS = {
+    "objective: 'loss' is not allowed": {"command": None},
+    "compile: 'free'": {"compile": "free"},
+    "unit: 'device'": {"unit": "device"},
+    "objective: is missing": {"objective": None},
+    "a: 'digits'": {"a": "digits"},
+}
+
+
+@pytest.mark.parametrize("message", BAD_CALLS)
+def test_bad_calls_are_refused_by_keyword(program, message):
+    given = {"a": {"lr": 1.0}, "b": {"lr": 2.0}, "command": RUN, "objective": "loss"} | BAD_CALLS[message]
+    with pytest.raises(ConfigError, match=f"(?i){message}"):
+        tunediff.run_comparison(given.pop("a"), given.pop("b"), **given)
+    assert not list(program.glob("ray_results/*/experiment.yaml"))
+
+
+def test_the_keywords_of_a_search_are_keys_of_its_file(program):
+    call = SearchCall(command=f"{RUN} {{flags}}", objective="loss", reduce="mean:3", outcome="final", budget="10s",
+        trials=4, baseline={"lr": 1, "model": {"width": 64}}, search={"lr": {"low": 0.1, "high": 10.0, "log": True}},
+        storage=program)  # fmt: skip
+    path = search_file(call)
+    space = search_space.parse(search_space.read(path), str(path), program)
+    assert [dimension.name for dimension in space.dimensions] == ["lr"]
+    assert (space.budget.per_trial_s, space.budget.trials) == (10.0, 4)
+    definition = space.workload.definition
+    assert (definition.reduce, definition.outcome, definition.grace) == ("mean:3", "final", 10.0)
+    assert cfg.flat(space.baseline)["model.width"] == 64
+
+
+BLOCKED = ("ray", "pandas", "matplotlib", "torchvision", "torch", "optuna", "sklearn")
+
+
+def test_a_comparison_needs_neither_ray_nor_torch_nor_what_draws(program):
+    code = (
+        "import sys\n"
+        "class Blocked:\n"
+        "    def find_spec(self, name, *_):\n"
+        f"        if name.partition('.')[0] in {BLOCKED!r}: raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Blocked())\n"
+        "from tunediff import compare; sys.exit(compare.main(sys.argv[1:]))"
+    )
+    words = ["--run", RUN, "lr=1", "lr=100", "--objective", "loss", "--outcome", "final", "--name", "bare", "--json"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+    assert done.returncode == 11, done.stderr
+    assert json.loads(done.stdout)["verdict"] == "worse"
+    assert "no report: " in done.stderr
+    assert compare.main(["--resume", "bare"]) == 11
+    assert (program / "ray_results" / "bare" / "report.html").is_file()
+
+
+def test_parameters_that_are_given_once_are_those_of_both_sides(program, capsys):
+    words = ["--run", f"{RUN} --wd {{wd}}", "wd=0.1", "lr=1", "lr=2", "--objective", "loss", "--dry-run", "--json"]
+    assert compare.main(words) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["a"], plan["b"], plan["changed"]) == ("lr=1", "lr=2", {"lr": 2})
+    assert not list(program.glob("ray_results/*"))
+
+
+def test_the_command_that_goes_on_is_written_with_every_run(program):
+    words = ["--run", RUN, "--run", f"{RUN} ", "lr=1", "--objective", "loss", "--outcome", "final", "--name", "noted"]
+    compare.main([*words, "--no-check", "--pairs", "3"])
+    session = json.loads((program / "ray_results" / "noted" / "sessions.jsonl").read_text().splitlines()[1])
+    assert f"--run '{RUN}'" in session["command"]
+    content = yaml.safe_load((program / "ray_results" / "noted" / "experiment.yaml").read_text())
+    assert (content.pop("tunediff_format"), content["test"]["pairs"]) == (1, 3)
+    jsonschema.validate(content, Experiment.model_json_schema(mode="serialization"))

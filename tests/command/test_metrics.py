@@ -2,10 +2,14 @@
 
 import json
 import math
+import re
+import subprocess
 
 import pytest
 
+from tunediff.command.clock import LINE, PROCESS, TRAINING, CommandClock
 from tunediff.command.metrics import MetricFile, MetricPattern, Reduction, declared, value_in
+from tunediff.command.template import CommandTemplate
 from tunediff.config import ConfigError
 
 PRINTED = [
@@ -126,3 +130,127 @@ def test_what_a_file_held_before_the_program_began_is_no_news(tmp_path):
     file = MetricFile(path)
     path.write_text(new + '{"loss": 8}\n')  # or appends to it
     assert [row["loss"] for row in file.rows()] == [8]
+
+
+# ------------------------------------------------------------------------------------- which seconds of a program count
+def test_without_a_line_the_clock_is_that_of_the_process():
+    clock = CommandClock(100.0)
+    clock.read("importing torch", 105.0)
+    assert (clock.elapsed_s(110.0), clock.kind, clock.start_up_s(110.0)) == (10.0, PROCESS, None)
+    assert clock.reached(10.0, 110.0)
+    assert not clock.reached(10.0, 109.9)
+    assert clock.remaining_s(10.0, 108.0) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("line", ["TUNEDIFF start", "step 0: compiled"])
+def test_the_clock_begins_at_a_line_once(line):
+    clock = CommandClock(100.0, start_line=re.compile("^step 0"))
+    clock.read(line, 130.0)
+    clock.read(line, 140.0)
+    assert (clock.elapsed_s(141.0), clock.kind, clock.start_up_s(141.0)) == (11.0, LINE, 30.0)
+
+
+def test_the_clock_stands_still_between_pause_and_go():
+    clock = CommandClock(0.0)
+    for line, now in (
+        ("TUNEDIFF pause", 3.0),
+        ("TUNEDIFF start", 5.0),
+        ("TUNEDIFF pause", 7.0),
+        ("TUNEDIFF pause", 8.0),
+    ):
+        clock.read(line, now)
+    assert clock.elapsed_s(50.0) == 2.0
+    clock.read("TUNEDIFF go", 60.0)
+    assert (clock.elapsed_s(61.0), clock.kind) == (3.0, TRAINING)
+
+
+def test_the_programs_own_seconds_count():
+    clock = CommandClock(0.0, seconds_line=re.compile(r"train_time:(\d+)ms"))
+    clock.read("step 1 train_time:4000ms", 5.0)
+    assert (clock.elapsed_s(9.0), clock.kind) == (4.0, TRAINING)
+    assert not clock.reached(4.1, 8.0)
+    assert clock.reached(4.0, 8.0)
+    assert clock.reached(4.1, 8.2), "a program that prints no seconds any more ends by the judge's"
+
+
+def resumed(**settings):
+    """Return the clock of a process that was started at 100 s and goes on from second 3."""
+    return CommandClock(100.0, resumed_s=3.0, **settings)
+
+
+def test_a_resumed_clock_goes_on_from_its_checkpoint():
+    assert resumed().elapsed_s(101.0) == 4.0
+    clock = resumed(waits=True)
+    assert clock.elapsed_s(130.0) == 3.0, "its start-up does not count again"
+    clock.read("TUNEDIFF start", 130.0)
+    assert (clock.elapsed_s(131.0), clock.start_up_s(131.0)) == (4.0, 30.0)
+    assert not clock.reached(4.5, 131.0)
+
+
+@pytest.mark.parametrize(("printed", "seconds"), [("1.0", 4.0), ("3.5", 3.5)])
+def test_own_seconds_go_on_whether_the_program_has_saved_its_counter_or_not(printed, seconds):
+    clock = resumed(seconds_line=re.compile(r"train_time:([\d.]+)s"))
+    assert clock.elapsed_s(105.0) == 3.0
+    clock.read(f"train_time:{printed}s", 105.0)
+    assert clock.elapsed_s(105.0) == seconds
+    clock.read("train_time:5.0s", 109.0)
+    assert clock.elapsed_s(109.0) == seconds + 5.0 - float(printed)
+
+
+# -------------------------------------------------------------------------- a command line with the parameters of a run
+def rendered(command, values=(), **places):
+    return CommandTemplate.of(command, "--run").render(dict(values), places)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("python train.py --lr {lr} --seed {seed}", ["python", "train.py", "--lr", "0.001", "--seed", "3"]),
+        ("a --out={folder}/x 'two words' {lr}", ["a", "--out=/f/x", "two words", "0.001"]),
+        ("a {overrides}", ["a", "lr=0.001", "batch_size=64", "use_ema=true"]),
+        ("a --lr {lr} {flags}", ["a", "--lr", "0.001", "--batch-size", "64", "--use-ema", "true"]),
+        ("""a '{"json": 1}' {{lr}} {unknown}""", ["a", '{"json": 1}', "{lr}", "{unknown}"]),
+        (["a", "b c", "{lr}"], ["a", "b c", "0.001"]),
+    ],
+)
+def test_values_stand_where_the_command_names_them(command, words):
+    values = {"lr": 0.001, "batch_size": 64, "use_ema": True}
+    assert rendered(command, values, seed=3, folder="/f") == words
+
+
+def test_a_value_stays_one_word_and_reaches_no_shell():
+    assert rendered("echo {text}", {"text": "a; rm -rf $HOME 'b'"}) == ["echo", "a; rm -rf $HOME 'b'"]
+    shell = CommandTemplate.of("echo {text} | cat", "--run", shell=True).render({"text": "a; b"}, {})
+    assert shell == ["/bin/sh", "-c", "echo 'a; b' | cat"]
+
+
+@pytest.mark.parametrize("quoted", ["{x}", "'{x}'", '"{x}"', "'a'{x}\\'", '"it\'s {x}"'])
+@pytest.mark.parametrize("value", ["two words", "$(echo no) `echo no` $HOME", 'it\'s \\ "q"'])
+def test_a_shell_gets_a_value_as_it_is_inside_of_quotes_too(quoted, value):
+    words = CommandTemplate.of(f"printf '[%s]' {quoted}", "--run", shell=True).render({"x": value}, {})
+    expected = quoted.replace("'a'", "a").replace("\\'", "@").strip("'\"").replace("{x}", value).replace("@", "'")
+    assert subprocess.run(words, capture_output=True, text=True).stdout == f"[{expected}]"
+
+
+@pytest.mark.parametrize(
+    ("command", "parameters", "key"),
+    [
+        ("python a.py {seed}", ["lr"], "lr"),  # the command never gets it
+        ("python a.py {lr}", ["lr"], "seed"),
+        ("python a.py {lr} {seed}", [], "{lr}"),
+        ("python a.py {seed}", ["seed"], "seed"),
+        ("python 'a.py", [], "python"),
+        ("", [], "''"),
+        ("python --x={overrides}", [], "--x={overrides}"),
+    ],
+)
+def test_refuses_what_would_not_reach_the_command(command, parameters, key):
+    with pytest.raises(ConfigError, match="^--run: ") as refusal:
+        CommandTemplate.of(command, "--run").check(parameters, "--run")
+    assert key in str(refusal.value)
+
+
+def test_a_command_without_a_seed_runs_where_that_is_meant():
+    CommandTemplate.of("python a.py {lr}", "--run").check(["lr"], "--run", unseeded=True)
+    with pytest.raises(ConfigError, match="gets a seed, with --unseeded"):
+        CommandTemplate.of("python a.py {lr} {seed}", "--run").check(["lr"], "--run", unseeded=True)

@@ -264,10 +264,3 @@ def test_bucket_that_does_not_exist_is_refused(service):
     address = f"{service.scheme}://none/prefix"
     with pytest.raises(ConfigError, match=f"--storage: {address} cannot be written: "):
         remote.check(remote.local(address))
-
-
-def test_an_address_with_a_password_is_refused(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="--storage: sftp://…@host/p: a password is not allowed"):
-        remote.local("sftp://user:secret@host/p")
-    assert not list(tmp_path.iterdir())

@@ -1,6 +1,8 @@
 """Short trainings, timed, and what is known of the machine."""
 
 import contextlib
+import gzip
+import json
 import types
 from pathlib import Path
 from unittest import mock
@@ -8,13 +10,18 @@ from unittest import mock
 import pytest
 import torch
 
-from tests.helpers import CPU, tiny
+from tests.helpers import CPU, shipped_toy, tiny, toy
 from tests.profiling.conftest import PHASES
+from tests.toy import train as toy_train
 from tests.users import plain
 from tunediff import config as cfg
 from tunediff.core.point import Point
-from tunediff.profiling import measure
+from tunediff.data import images as data
+from tunediff.distributed import alone
+from tunediff.profiling import measure, trace
+from tunediff.profiling.measure import Bench
 from tunediff.profiling.run import steps_in
+from tunediff.workloads.diffusion.unet import network
 
 
 def point(step_s, **values):
@@ -114,3 +121,151 @@ def test_device():
     assert set(gains) <= {"bf16"}
     assert all(gain > 0 for gain in gains.values())
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+# -------------------------------------------------------------------------- the profiler's trace: operations and memory
+MIB = 2**20
+
+
+@pytest.mark.nightly  # `test_profile.py` has one of two steps
+def test_trace(bench, tmp_path, monkeypatch):
+    monkeypatch.setattr(trace, "TRACED", 2)
+    config = tiny(loader__accumulation=2)
+    found = trace.trace(bench, config, tmp_path / "trace.json.gz", 0.1)
+    with gzip.open(tmp_path / "trace.json.gz") as file:
+        events = json.load(file)["traceEvents"]
+    names = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    assert set(PHASES) <= names
+    assert sum(event["name"] == "backward" for event in events) == 2 * trace.TRACED, "two passes in each step"
+
+    longest = found["operations"]
+    assert 0 < len(longest) <= 10
+    assert not {row["operation"] for row in longest} & {*PHASES, "ProfilerStep*"}
+    seconds = [row["self_s"] for row in longest]
+    assert seconds == sorted(seconds, reverse=True)
+    assert "device_busy_share" not in found, "only a GPU is busy by itself"
+
+    memory = found["memory"]
+    assert memory["peak"]["phase"] in ("forward", "backward")
+    assert memory["peak"]["forward_mib"] > 0
+
+
+def row(name, calls, seconds, kernel=False, annotation=False):
+    return types.SimpleNamespace(
+        key=name, count=calls, self_cpu_time_total=seconds * 1e6, cpu_time_total=seconds * 2e6, self_device_time_total=seconds * 3e6,
+        device_time_total=seconds * 4e6, device_type="DeviceType.CUDA" if kernel else "DeviceType.CPU", is_user_annotation=annotation,
+    )  # fmt: skip
+
+
+def test_the_longest_operations():
+    rows = [row("forward", 4, 9.0, annotation=True), *(row(f"aten::op{i}", 4, 0.1) for i in range(20))]
+    rows += [row("aten::mkldnn_convolution", 8, 2.0), row("nothing", 1, 0.0)]
+    found = trace.operations(rows, cuda=False)
+    assert found[0] == {
+        "operation": "aten::mkldnn_convolution",
+        "calls": 8,
+        "self_s": 2.0,
+        "total_s": 4.0,
+        "share": 0.5,
+    }
+    assert len(found) == 21
+    assert (found[-1]["self_s"], found[-1]["share"]) == (pytest.approx(0.1), pytest.approx(0.025))
+
+
+def test_kernels_are_listed_where_operations_do_not_account_for_them():
+    kernels = [row("gemm", 4, 1.0, True), row("copy", 4, 3.0, True)]
+    names = lambda rows: [one["operation"] for one in trace.operations(rows, cuda=True)]  # noqa: E731
+    partly = [row("aten::mm", 4, 1.0), row("aten::copy_", 4, 2.0)]  # some launch without an operation of their own
+    assert names(kernels + partly) == ["aten::copy_", "aten::mm"]
+    assert names([*kernels, row("aten::mm", 4, 0.5)]) == ["copy", "gemm"]
+    assert trace.operations(kernels, cuda=True)[0] == {
+        "operation": "copy", "calls": 4, "self_s": 9.0, "total_s": 12.0, "share": 0.75,
+    }  # fmt: skip
+    assert trace.operations([], cuda=True) == []
+
+
+def phase(name, begin, end):
+    return {"cat": "user_annotation", "name": name, "ts": begin, "dur": end - begin}
+
+
+def allocation(moment, address, mib, total=0, kind=0):
+    args = {"Addr": address, "Bytes": mib * MIB, "Total Allocated": total * MIB, "Device Type": kind}
+    return {"name": "[memory]", "ts": moment, "args": args}
+
+
+def test_memory_belongs_to_the_phase_that_took_it():
+    events = [
+        phase("forward", 100, 200), phase("backward", 200, 300), phase("data_wait", 0, 100),
+        allocation(10, 1, 1), allocation(110, 2, 30), allocation(110, 8, 0), allocation(120, 3, 10), allocation(210, 4, 5),
+        allocation(250, 2, -30), allocation(260, 99, -7), allocation(350, 5, 2), allocation(360, 4, -5),
+        allocation(115, 7, 1000, kind=1),
+        {"name": "aten::add", "cat": "cpu_op", "ts": 0, "dur": 400},
+    ]  # fmt: skip
+    assert trace.memory_peak(events, PHASES, 20.0, cuda=False) == {
+        "phase": "backward", "total_mib": 66.0, "static_mib": 20.0,
+        "batch_mib": 1.0, "forward_mib": 40.0, "backward_mib": 5.0, "rest_mib": 0.0,
+    }  # fmt: skip
+
+
+def test_memory_from_before_the_trace_is_that_of_a_gpus_allocator():
+    events = [phase("forward", 0, 100), allocation(10, 1, 8, total=508, kind=1), allocation(5, 9, 1, total=1)]
+    peak = trace.memory_peak(events, PHASES, 20.0, cuda=True)
+    assert (peak["static_mib"], peak["total_mib"]) == (500.0, 508.0)
+
+
+def test_what_a_gpu_releases_of_that_is_not_counted_any_more():
+    events = [phase("forward", 0, 10), phase("backward", 11, 20)]
+    events += [allocation(1, 1, 10, total=160, kind=1), allocation(2, 2, -50, total=110, kind=1)]
+    events += [allocation(12, 3, 60, total=170, kind=1)]
+    peak = trace.memory_peak(events, PHASES, 0.0, cuda=True)
+    assert (peak["static_mib"], peak["backward_mib"], peak["total_mib"]) == (100.0, 60.0, 170.0)
+
+
+def test_a_trace_without_allocations():
+    assert trace.memory_peak([], PHASES, 1.0, cuda=False) is None
+
+
+@pytest.fixture
+def untraced(tmp_path):
+    """Trace one step without a profiler's events."""
+    path = tmp_path / "trace.json.gz"
+    with gzip.open(path, "wt") as file:
+        json.dump({"traceEvents": []}, file)
+    with mock.patch.multiple(trace, TRACED=1, _profiler=mock.MagicMock()):
+        yield lambda bench, config: trace.trace(bench, config, path, 0.1)
+
+
+def test_what_stays_in_memory(bench, untraced, monkeypatch):
+    config = tiny()
+    weights = sum(p.numel() for p in network(config.knobs).parameters()) * 4 / MIB
+    found = untraced(bench, config)["memory"]["static"]
+    assert found["optimizer"] == pytest.approx(2 * weights, rel=0.01)
+    assert found["parameters"] == pytest.approx(found["ema"], rel=0.01)
+    assert found["parameters"] >= weights
+    assert found["samples"] == data.load(config.data).pixels.nbytes / MIB
+    monkeypatch.setattr(bench, "cuda", True)
+    assert untraced(bench, config)["memory"]["static"]["samples"] == 0.0
+    assert untraced(bench, tiny(loader__resident=True))["memory"]["static"]["samples"] > 0.0
+
+
+def test_what_stays_in_memory_is_what_a_training_keeps():
+    """Plain SGD has no moments, and not every workload averages weights."""
+    config = toy()
+    with shipped_toy():
+        bench = Bench(config, alone())
+        with mock.patch.object(cfg.of(config).code, "train", toy_train.plain((toy_train.INPUTS, toy_train.TARGETS))):
+            bench.train(config, 2)
+    assert bench.state_mib.keys() == {"parameters", "optimizer"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_profile_of_a_gpu(tmp_path):
+    bench, config = Bench(tiny(), alone()), tiny()
+    step = bench.speed(config, 6)
+    assert step["peak_reserved_mib"] >= step["peak_memory_mib"] > 0
+    found = trace.trace(bench, config, tmp_path / "trace.json.gz", step["step_s"])
+    assert 0 < found["device_busy_share"] <= 1
+    assert found["memory"]["peak"]["forward_mib"] > 0
+    assert found["memory"]["peak"]["static_mib"] >= 0.9 * sum(found["memory"]["static"].values())
+    assert set(measure.format_gains(alone())) >= {"fp16"}

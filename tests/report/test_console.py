@@ -1,12 +1,10 @@
 """What a search shows while it runs, beyond the golden files: time, faults, hardware, silence, narrow terminals."""
 
-import io
 import itertools
 import re
 import time
 
 import pytest
-from rich.console import Console as Terminal
 
 from tests import searches
 from tunediff.core import progress
@@ -26,16 +24,6 @@ def night(tmp_path):
     searches.write(tmp_path / "night", space, 2, {"loader.batch_size": 32}, (), status="oom", reason="no [memory] left")
     searches.write(tmp_path / "night", space, 3, {"precision.amp": "bf16"}, ((10.0, 400, 15.0),), status=None)
     return tmp_path / "night", space
-
-
-def shown(folder, space, width=140, height=30, events=()):
-    """What a terminal shows in the end, line by line."""
-    table = live_table.LiveTable(folder, space)
-    table.terminal = Terminal(file=io.StringIO(), width=width, height=height, force_terminal=False)
-    for event in events:
-        table.listen(*event)
-    table.terminal.print(table.shown())
-    return [line.rstrip() for line in table.terminal.file.getvalue().splitlines()]
 
 
 # -------------------------------------------------------------------------------------------------------------- events

@@ -178,13 +178,6 @@ def test_disturbed_and_failed_trials_are_named(tmp_path):
     ]  # fmt: skip
 
 
-def test_what_a_trial_measured_before_it_failed_is_no_result(tmp_path):
-    table = study.table(finished(tmp_path / "night", GRID, by_grid, ends={0: ("nan", "the loss is not finite")}))
-    assert column(table, "samples_per_s") == [100, None, 160, 250]
-    assert column(table, "versus_baseline") == [None] * 4, "the baseline has no result"
-    assert column(table, "speedup_over_one_worker") == [1.0, None, 1.6, None]
-
-
 # -------------------------------------------------------------------------------------------------------------- figures
 def with_axes(text, x, *y):
     content = yaml.safe_load(text)

@@ -1,11 +1,17 @@
 """Numbers as text: rounding hides no difference that a verdict rests on."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 
+from tests.json_schemas import MODELS, OUTPUTS, generated, validate
+from tests.searches import FILE, make, noisy, write
+from tunediff import cli, search
+from tunediff.core import text
 from tunediff.core import text as words
-from tunediff.report import sentences
+from tunediff.report import reading, sentences
 from tunediff.report.result import Effect
 
 
@@ -37,7 +43,7 @@ def test_mean_and_deviation_have_the_digits_of_the_deviation(values, text):
             (0, "0"),
         )),
         (words.seconds(59.4), "59s"), (words.seconds(59.6), "1m00s"), (words.seconds(90.0), "1m30s"),
-        (words.seconds(3599.4), "59m59s"), (words.seconds(3599.6), "1h00m"),
+        (words.seconds(3599.4), "59m59s"), (words.seconds(3599.6), "1h00m"), (words.seconds(3723.0), "1h02m"),
     ],
 )  # fmt: skip
 def test_percents_have_a_significant_digit_and_seconds_a_unit(said, text):
@@ -68,3 +74,36 @@ def test_ratios_have_a_significant_digit(ratio, text):
 def test_interval_of_a_ratio_has_the_decimals_of_its_width(ratio, text):
     value, low, high = ratio
     assert sentences.interval(Effect(kind="ratio", value=value, low=low, high=high)) == text
+
+
+# -------------------- `--json`: the schemas of the models, values computed by hand, and no word that JSON does not have
+@pytest.mark.parametrize("name", MODELS)
+def test_shipped_schema_is_that_of_the_model(name):
+    assert (OUTPUTS / f"{name}-output.json").read_text() == generated(name)
+
+
+def test_search_json_without_a_result(tmp_path, capsys):
+    """A search whose only trial failed has all keys as well."""
+    space = make(tmp_path / "night", FILE | {"budget": {"per_trial": "20s", "trials": 1}})
+    write(tmp_path / "night", space, 0, curve=(), status="oom", reason="needs 9 GiB")
+    assert search.main(["--resume", "night", "--storage", str(tmp_path), "--json"]) == cli.NO_SUCCESS
+    block = json.loads(capsys.readouterr().out)
+    validate(block, "result-output")
+    assert (block["best"], block["candidates"], block["search"]["statuses"]) == (None, [], {"oom": 1})
+
+
+def test_a_sentence_is_in_no_key_but_summary(tmp_path, monkeypatch):
+    noisy(folder := tmp_path / "night", repeats=(2.2,), others=(1.0, 4.0))
+    before = reading.as_json(reading.of_folder(folder))
+    monkeypatch.setattr(reading.sentences, "headline", lambda result: "another sentence")
+    after = reading.as_json(reading.of_folder(folder))
+    assert before.pop("summary")[1:] == after.pop("summary")[1:]
+    assert before == after
+
+
+def test_json_has_no_nan(capsys):
+    metrics = {"a": {"name": "a", "value": float("nan")}, "b": {"name": "b", "value": float("inf")}}
+    cli.print_json({"model": "m", "weights": Path("x"), "json": "y", "metrics": metrics})
+    output = json.loads(capsys.readouterr().out)
+    assert output["metrics"] == {name: {"name": name, "value": None} for name in "ab"}
+    assert (output["schema"], output["weights"]) == (text.SCHEMA, "x")

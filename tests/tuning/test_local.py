@@ -1,13 +1,17 @@
 """Trials on this machine without Ray."""
 
 import dataclasses
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
 
+from tests.tuning.test_search import HELPER, WAITS
 from tests.tuning.test_worker import CONFIG, job_of
+from tunediff import compare
 from tunediff import config as cfg
 from tunediff.core import trial_record as record
 from tunediff.tuning import local
@@ -87,3 +91,20 @@ def test_works_without_ray(what, tmp_path):
     code = f"import sys; sys.modules['ray'] = None\n{WITHOUT_RAY[what]}"
     run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+# ------------------------------- what comes after a search: its finalists on new seeds, and two configurations compared
+@pytest.mark.training
+def test_two_configurations_are_compared(tmp_path, monkeypatch, capsys):
+    """Three pairs of runs of a user's file, in processes of their own, and again from what they left."""
+    monkeypatch.chdir(tmp_path)
+    Path("waits.py").write_text(WAITS)
+    Path("helper.py").write_text(HELPER)
+    words = ["waits.py", "lr=0.01", "--budget", "0.2s", "--pairs", "3", "--name", "two", "--no-check", "--json"]
+    code, told = compare.main(words), json.loads(capsys.readouterr().out)
+    assert code == {"better": 0, "no_difference": 10, "worse": 11}[told["verdict"]]
+    assert (told["rule"]["rounds"], told["runs"]) == (3, 6)
+    low, ratio, high = (told["candidates"][1]["effect"][key] for key in ("low", "value", "high"))
+    assert low < ratio < high
+    assert compare.main(["--resume", "two", "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["candidates"][1]["effect"]["value"] == ratio

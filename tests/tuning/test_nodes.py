@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tunediff import search
 from tunediff.config import ConfigError
 from tunediff.ray_backend import backend, cluster, connection, tuner
 from tunediff.tuning.resources import Machine, divided
@@ -136,20 +135,3 @@ def test_a_killed_raylet_is_noticed(tmp_path):
         assert not lost.wait(0.1)
         raylet.kill()
         assert lost.wait(600)
-
-
-@pytest.mark.parametrize(
-    ("address", "message"),
-    [
-        (
-            "ray://head:10001",
-            "'ray://head:10001' is not allowed (Ray Client keeps the search away from its cluster's files",
-        ),
-        ("head", "'head' is not allowed; allowed: auto or HOST:PORT"),
-        ("127.0.0.1:1", "no cluster answers at 127.0.0.1:1: [Errno 111] Connection refused"),
-        ("127.0.0.1:99999", "no cluster answers at 127.0.0.1:99999: "),
-    ],
-)
-def test_addresses(capsys, address, message):
-    assert search.main(["digits", "--address", address]) == 2
-    assert f"--address: {message}" in capsys.readouterr().err

@@ -6,7 +6,6 @@ import os
 import statistics
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import ray
@@ -33,7 +32,6 @@ from tunediff.tuning import worker
 from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = cfg.override(
     cfg.baseline("digits"),
     {
