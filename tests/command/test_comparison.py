@@ -178,7 +178,7 @@ def test_the_check_tries_each_revision_where_it_will_run(repository, capsys):
     words = ["--run", RUN, "--at", "HEAD", "--at", ".", "lr=1", "--objective", "loss", "--outcome", "final"]
     assert compare.main(words) == 2
     assert "A: command: with lr=1: exit code 1: an old fault" in capsys.readouterr().err
-    assert compare.main([*words[:5], "no-such", *words[6:]]) == 2
+    assert compare.main([*words[:5], "no-such", *words[6:], "--no-check"]) == 2
     assert "no-such" in capsys.readouterr().err
     assert not list(Path().glob("ray_results/*"))
     listed = subprocess.run(["git", "worktree", "list"], capture_output=True, text=True, check=True).stdout
