@@ -41,9 +41,12 @@ def run(tmp_path, monkeypatch, check_says):
 
     measure_here(monkeypatch)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(connection, "started", contextlib.nullcontext)
-    monkeypatch.setattr(running, "_search", run_trials)
-    monkeypatch.setattr(running, "_compare", run_pairs)
+    for owner, name, replaced in (
+        (connection, "started", contextlib.nullcontext),
+        (running, "_search", run_trials),
+        (running, "_compare", run_pairs),
+    ):
+        monkeypatch.setattr(owner, name, replaced)
     check_says({"warnings": [], "unread": [], "value": 0.5})
     monkeypatch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
 
