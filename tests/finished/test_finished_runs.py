@@ -58,9 +58,7 @@ def test_seconds_may_stand_in_lines_of_their_own(tmp_path):
 def test_a_table_has_a_row_a_run(tmp_path):
     (tmp_path / "runs.csv").write_text("Name,State,Runtime,val/loss\none,finished,60,0.31\ntwo,crashed,9,\n")
     reader = RunReader(objective="val/loss", time="Runtime")
-    found = reader.read(str(tmp_path / "runs.csv"))
-    assert found[0] == FinishedRun("one", 0.31, 60.0, 1, None)
-    assert (found[1].name, found[1].value) == ("two", None)
+    assert reader.read(str(tmp_path / "runs.csv")) == [FinishedRun("one", 0.31, 60.0, 1, None), FinishedRun("two")]
     rows = [{"run": "x", "eval": {"loss": 0.2}, "step": 5}, {"run": "y", "eval": {"loss": 0.3}}]
     (tmp_path / "runs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     by_key = RunReader(objective="eval.loss").read(str(tmp_path / "runs.jsonl"))

@@ -37,11 +37,9 @@ def test_faster_runs_that_are_good_enough_are_better(logs, capsys):
     code, found = printed(capsys, "base", "new", *logs, *rules)
     assert (code, found["verdict"], found["kind"]) == (0, "better", "finished")
     new = found["finished"]["sets"][1]
-    assert new["tests"]["no_worse"]["shown"]
-    assert new["tests"]["meets_target"]["shown"]
+    assert {"no_worse", "meets_target"} <= {name for name, test in new["tests"].items() if test["shown"]}
     assert found["candidates"][1]["name"] == "new"
     assert found["candidates"][1]["effect"]["value"] == pytest.approx(0.9, abs=0.01)
-    assert new["lengths"] == [10.0, 10.0]
 
     assert verify.main(["proof"]) == 0
     file = Path("proof/runs/1.jsonl")
@@ -90,7 +88,9 @@ def test_one_set_is_judged_against_a_number(logs, capsys):
 
 
 def test_the_call_has_the_result_of_the_command(logs, capsys):
+    Path("bad/seed3.log").write_text("step:5/10 val_loss:3.5 train_time:9ms\n")  # is cut
     _, found = printed(capsys, "base", "bad", *logs)
+    assert "bad: 1 run ended earlier than most, as a cut log does: seed3.log." in found["summary"]
     result = tunediff.judge("base", "bad", objective="val_loss", time=logs[3])
     assert (str(result.verdict), result.candidates[1].values) == ("worse", found["candidates"][1]["values"])
 

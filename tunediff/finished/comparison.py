@@ -46,8 +46,8 @@ class FinishedComparison:
         self.target = Target.of(target, "--target") if target is not None else None
         self.sign = 1.0 if experiment.mode == "min" else -1.0
         self.is_single, self.deciding = len(sets) < 2, "time" if self.by_time else "difference"
-        is_one_sided = self.rule.one_sided or self.is_single
-        self.quality_level = self.rule.level if is_one_sided else self.rule.level / 2
+        self.is_one_sided = self.rule.one_sided or self.is_single
+        self.quality_level = self.rule.level if self.is_one_sided else self.rule.level / 2
         """Level of the tests of quality, which only one side of the level decides."""
         self.counted = [[run for run in runs if run.value is not None] for runs in sets]
         for name, runs in zip(self.names, self.counted, strict=True):
@@ -84,10 +84,16 @@ class FinishedComparison:
     def _set(self, index: int) -> FinishedSet:
         """Return what a set shows, but for its rank."""
         runs, until, tests = self.counted[index], self.how.until_target, dict[str, Test]()
+        ends = np.array([run.evaluations if run.length is None else run.length for run in runs])
+        usual = np.quantile(ends, 0.5, method="higher")
         irregular = {
             "without_value": [run for run in self.sets[index] if run.value is None],
             "diverged": [run for run in runs if not math.isfinite(run.value or 0.0)],
             "missed": [run for run in runs if until and run.seconds is None],
+            # Where most have no length in common, none is short
+            "short": [run for run, end in zip(runs, ends, strict=True) if end < usual]
+            if (ends == usual).mean() >= 0.5
+            else [],
         }
         sides = [self.counted[0], runs] if index else [runs]
         if index and self.pattern is not None:
@@ -110,8 +116,9 @@ class FinishedComparison:
         evaluations, repeated = [run.evaluations for run in runs], None
         decides = tests.get("meets_target" if self.is_single else self.deciding)
         if decides is not None and decides.resolution is not None:
-            sided, counts = self.rule.one_sided or self.is_single, list(map(len, samples))
-            repeated = statistics.p_if_repeated(decides.p, counts, sided)
+            repeated = statistics.p_if_repeated(
+                decides.p, list(map(len, samples)), self.is_one_sided
+            )
         return FinishedSet(
             tests=tests, counted=len(sides[-1]), p_if_repeated=repeated,
             runs_needed=self._runs_needed(samples) if decides is not None else None,

@@ -6,43 +6,50 @@ from collections.abc import Iterator
 
 from tunediff.core.outcomes import Verdict
 from tunediff.core.text import number, pluralize, rounded
-from tunediff.report.result import Candidate, Effect, FinishedSet, Result
+from tunediff.report.result import Candidate, Effect, Finished, FinishedSet, Result
 from tunediff.report.sentences import interval
 
 UNKNOWN = (
     "Logs do not say whether runs were made and left out, whether somebody looked before he stopped,"
     " or whether both sides had the same machine."
 )
-IRREGULAR = {
+WORDS = {
     "without_value": "without a value",
     "diverged": "diverged",
     "missed": "missed the target",
     "unpaired": "without a pair",
+    "short": "ended earlier than most, as a cut log does",
+    "welch": "Welch's t-test",
+    "paired_t": "a t-test of pairs",
+    "one_sample_t": "a t-test against the number",
+    "z": "a z-test",
+    "rank_sum": "a rank-sum test",
+    "sign": "a sign test",
 }
+"""What is irregular, and the tests that there are."""
 MOST_NAMED = 3
 
 
 def summary(result: Result) -> list[str]:
     """Return the result in sentences, the verdict first."""
-    assert result.finished is not None
-    sets = result.finished.sets
-    both = list(zip(result.candidates, sets, strict=True))
-    lines = [_verdict(result, one, of) for one, of in both[1:]]
+    known = result.finished
+    assert known is not None
+    both = list(zip(result.candidates, known.sets, strict=True))
+    lines = [_verdict(result, known, one, of) for one, of in both[1:]]
     for one, of in both:
         lines += [f"{one.name}: {note}." for note in _notes(result, one, of)]
     unequal = {
         "evaluated unequally often: more values have more luck": {
-            str(of.evaluations) for of in sets
+            str(of.evaluations) for of in known.sets
         },
-        "of unequal length in steps": {str(of.lengths) for of in sets if of.lengths},
+        "of unequal length in steps": {str(of.lengths) for of in known.sets if of.lengths},
     }
     lines += [f"The sets are {how}." for how, seen in unequal.items() if len(seen) > 1]
     return [*lines, UNKNOWN]
 
 
-def _verdict(result: Result, one: Candidate, of: FinishedSet) -> str:
-    first, metric, known = result.candidates[0].name, result.metric, result.finished
-    assert known is not None
+def _verdict(result: Result, known: Finished, one: Candidate, of: FinishedSet) -> str:
+    first, metric = result.candidates[0].name, result.metric
     size, effect = interval(one.effect), one.effect or Effect(kind="difference")
     how = "times" if effect.kind == "ratio" else "compared with"
     runs = f"{of.counted:,} and {pluralize(known.sets[0].counted, 'run')}"
@@ -74,7 +81,7 @@ def _notes(result: Result, one: Candidate, of: FinishedSet) -> Iterator[str]:
         test = of.tests[name]
         size = f"{interval(test)}, " if test.value is not None else ""
         shown = f"{'' if test.shown else 'not '}shown to {words}"
-        yield f"{shown} ({size}p = {number(test.p)}, {test.method})"
+        yield f"{shown} ({size}p = {number(test.p)}, {WORDS[test.method]})"
     if of.runs_needed is not None:
         yield f"to show the margin in 80 % takes {of.runs_needed} runs"
     if of.p_if_repeated is not None:
@@ -88,4 +95,4 @@ def _notes(result: Result, one: Candidate, of: FinishedSet) -> Iterator[str]:
     for what, names in of.irregular.items():
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         shown = f"{', '.join(names[:MOST_NAMED])}{more}"
-        yield f"{pluralize(len(names), 'run')} {IRREGULAR[what]}: {shown}"
+        yield f"{pluralize(len(names), 'run')} {WORDS[what]}: {shown}"

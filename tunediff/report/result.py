@@ -241,8 +241,8 @@ class FinishedSet(Part):
     counted: int
     """runs, or pairs, of which they are"""
     irregular: dict[str, list[str]]
-    """names of runs without_value or unpaired, which do not count, and of those that diverged or
-    missed the target, which count as worse than any"""
+    """names of runs without_value or unpaired, which do not count, of those that diverged or missed
+    the target, which count as worse than any, and of short ones, which ended before most"""
     evaluations: list[int]
     """fewest and most of a run, and the steps of the shortest and the longest"""
     lengths: list[float]
