@@ -40,9 +40,14 @@ def test_output_that_cannot_be_written(monkeypatch, capsys, output, code, messag
     assert capsys.readouterr().err == message
 
 
-@pytest.mark.parametrize(("path", "start"), [(None, "tunediff"), ("/usr/bin:/bin", "python -m tunediff")])
-def test_commands_start_with_the_script_where_a_shell_finds_this_interpreters(capsys, monkeypatch, path, start):
-    monkeypatch.setenv("PATH", path or os.environ["PATH"])
+@pytest.mark.parametrize(("name", "value", "start"), [
+    ("HOME", "/root", "tunediff"),
+    ("PATH", "/usr/bin:/bin", "python"),
+    ("UV_RUN_RECURSION_DEPTH", "1", "python"),
+])  # fmt: skip
+def test_commands_start_with_the_script_where_a_shell_finds_this_interpreters(capsys, monkeypatch, name, value, start):
+    monkeypatch.setenv(name, value)
+    start = start.replace("python", f"{sys.executable.removeprefix(f'{os.getcwd()}/')} -m tunediff")
     with pytest.raises(SystemExit):
         search.main(["--help"])
     assert capsys.readouterr().out.startswith(f"usage: {start} search [")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.config.knobs import nearest
-from tunediff.core import remote, text
+from tunediff.core import files, remote
 from tunediff.core import trial_record as record
 from tunediff.core.refusals import allow
 from tunediff.experiment.model import is_search
@@ -70,7 +70,7 @@ class Saved:
         return content if self.weights.suffix == ".safetensors" else content["result"]
 
 
-def find(what: str, storage: Path = text.STORAGE) -> Saved:
+def find(what: str, storage: Path = files.STORAGE) -> Saved:
     """Return the model that `what` names, as a path or as a name in `storage`.
 
     - a training folder: its averaged weights, or while it is unfinished those of its checkpoint

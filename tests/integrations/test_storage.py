@@ -9,7 +9,7 @@ import pytest
 from tests import searches
 from tunediff import cli, export, search, search_space
 from tunediff.config import ConfigError
-from tunediff.core import remote, text
+from tunediff.core import files, remote, text
 from tunediff.core.listeners import Activity
 from tunediff.core.trial_record import read_trial, read_trials
 from tunediff.integrations import background
@@ -56,7 +56,7 @@ def elsewhere(folder):
 
 def test_address_becomes_a_local_folder_that_remembers_it(bucket):
     folder = remote.local(bucket)
-    assert folder.parent == text.STORAGE
+    assert folder.parent == files.STORAGE
     assert remote.local(f"{bucket}/") == folder != remote.local(f"{bucket}2")
     assert text.command("report", "night", storage=folder).endswith(f"--storage {bucket}")
     assert remote.local("there") == remote.Path("there")

@@ -283,7 +283,7 @@ class AskTellStudy:
 
 def open_study(
     workload: Any = None, *knobs: Knobs, name: str | None = None,
-    storage: str | Path = text.STORAGE,
+    storage: str | Path = files.STORAGE,
     trials: int | None = None, budget: str | float | None = None, unit: str | None = None,
     total: str | float | None = None, seed: int | None = None, warm_start: str | None = None,
     target: str | None = None,

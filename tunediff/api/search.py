@@ -25,7 +25,7 @@ from tunediff.api.options import (
 from tunediff.command.definition import CommandSettings
 from tunediff.command.search import OF_COMMAND, OF_OBJECTIVE
 from tunediff.config import ConfigError
-from tunediff.core import text
+from tunediff.core import files
 from tunediff.core.errors import NO_SUCCESS, OK, TunediffError
 from tunediff.core.files import write_text
 from tunediff.core.lock import runner
@@ -227,7 +227,7 @@ def run_search(workload: Any = None, *knobs: Knobs, **options: Any) -> Search:
     return _run(call, call.progress)
 
 
-def open_search(name: str | Path, storage: str | Path = text.STORAGE) -> Search:
+def open_search(name: str | Path, storage: str | Path = files.STORAGE) -> Search:
     """Return a search that any process has started, by its name in `storage` or the path of its
     folder.
 

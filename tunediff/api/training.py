@@ -23,7 +23,7 @@ from tunediff.api.display import lines_of
 from tunediff.api.profile_run import ProfileOptions, ProfileResult
 from tunediff.api.train_run import TrainOptions
 from tunediff.config import ConfigError
-from tunediff.core import text
+from tunediff.core import files, text
 from tunediff.core import trial_record as record
 from tunediff.models import Saved
 
@@ -120,12 +120,12 @@ def run_profile(config: Any, *knobs: Knobs, **options: Any) -> ProfileResult:
 
 def _named(config: Any, knobs: Sequence[Knobs], options: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a command line names, of a call."""
-    storage = folder(options.get("storage") or text.STORAGE)
+    storage = folder(options.get("storage") or files.STORAGE)
     path = Path(notebook.named(config, storage))
     return {"config": path, "words": words(tuple(knobs)), "storage": storage}
 
 
-def load_model(name: str | Path, storage: str | Path = text.STORAGE) -> Saved:
+def load_model(name: str | Path, storage: str | Path = files.STORAGE) -> Saved:
     """Return a saved model: of a training, the best of a search, `NAME/t0003`, an exported file.
 
     `Saved.network("cpu")` is the network with its weights. Raises `ConfigError` where there is

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 import shutil
 import statistics
@@ -13,7 +14,6 @@ from typing import Any
 
 from tunediff.core import files
 
-STORAGE = files.STORAGE
 SPACE = "\N{NO-BREAK SPACE}"
 SCHEMA = 4
 """Version of what `--json` prints: raised when a key is renamed, removed, or changes type."""
@@ -27,15 +27,22 @@ def shown(path: Path) -> str:
 def program(module: str) -> list[str]:
     """Return the words that start a command: `tunediff search`.
 
-    `python -m tunediff search` where a shell would not find this interpreter's own script.
+    `.venv/bin/python -m tunediff search` where a shell would not find this interpreter's own
+    script: it is not on the path, or only `uv run`, which counts its calls, has put it there.
     """
-    is_found = shutil.which("tunediff") == str(Path(sys.executable).with_name("tunediff"))
-    return ["tunediff", module] if is_found else ["python", "-m", "tunediff", module]
+    is_found = "UV_RUN_RECURSION_DEPTH" not in os.environ and (
+        shutil.which("tunediff") == str(Path(sys.executable).with_name("tunediff"))
+    )
+    return (
+        ["tunediff", module]
+        if is_found
+        else [shown(Path(sys.executable)), "-m", "tunediff", module]
+    )
 
 
-def command(module: str, *words: object, storage: Path = STORAGE) -> str:
+def command(module: str, *words: object, storage: Path = files.STORAGE) -> str:
     """Return a command to paste: quoted words, and `--storage` unless it is the default."""
-    if (place := files.address_of(storage) or shown(storage.absolute())) != str(STORAGE):
+    if (place := files.address_of(storage) or shown(storage.absolute())) != str(files.STORAGE):
         words = (*words, "--storage", place)
     return shlex.join([*program(module), *map(str, words)])
 

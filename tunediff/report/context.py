@@ -15,7 +15,7 @@ from tunediff.analysis.importance import Importance, importance, searched
 from tunediff.analysis.journals import SearchSession
 from tunediff.analysis.outcome import Candidate
 from tunediff.analysis.speed import rate
-from tunediff.core import text
+from tunediff.core import files, text
 from tunediff.core.colors import BASELINE, WINNER
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import reading
@@ -131,7 +131,7 @@ def protocol(results: Results) -> str:
 
 
 def read(
-    folder: Path, name: str = "", storage: Path = text.STORAGE, now: float | None = None
+    folder: Path, name: str = "", storage: Path = files.STORAGE, now: float | None = None
 ) -> ReportContext:
     """Read a search and everything that its page needs.
 
