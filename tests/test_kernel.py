@@ -12,10 +12,10 @@ KERNEL = [
     "config config.code config.files config.knobs config.schema",
     "config.systems config.workload core.clock core.disk core.environment core.errors core.files core.journal",
     "core.machine core.options core.outcomes core.point core.refusals core.target core.text core.trial_record data.items",
-    "data.loader data.loader_processes data.randomness distributed experiment.model training.adapters training.capture training.capture.steps",
-    "training.checkpoints training.compilation training.engine training.evaluation training.feed training.hardware",
+    "data.loader data.loader_processes data.randomness distributed experiment.model training.capture training.capture.steps",
+    "training.compilation training.engine training.evaluation training.hardware",
     "training.loop training.memory training.meter training.model_setup training.observer training.outcome training.pace",
-    "training.phases training.precision training.read_tracking training.run_trial training.shared_code training.state",
+    "training.precision training.read_tracking training.state",
     "training.step training.strategies training.strategies.single training.trial training.weights",
 ]
 PARTS = {

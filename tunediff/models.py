@@ -47,17 +47,17 @@ class Saved:
         """
         import torch
 
-        from tunediff.training import adapters, judging
-        from tunediff.training.weights import refused
+        from tunediff.training import judging
+        from tunediff.training.weights import note_base, put_into, refused
 
         weights = self.state()
         if (build := cfg.of(self.config).get_hook("network")) is None:
             network = judging.built(self.config, weights)
         else:
             network = build(self.config.knobs)
-            adapters.note_base(network)
+            note_base(network)
             with refused(str(self.weights)):
-                adapters.put_into(network, weights)
+                put_into(network, weights)
         if self.config.memory.channels_last:
             network.to(memory_format=torch.channels_last)
         return network.to(device).eval().requires_grad_(False)

@@ -5,7 +5,7 @@ import pytest
 from tests.helpers import CPU, tiny
 from tests.training.conftest import one_thread  # noqa: F401
 from tunediff.profiling.measure import Bench
-from tunediff.training.phases import COMMON
+from tunediff.training.meter import COMMON
 
 PHASES = (*COMMON, "sampler", "ema")
 """Of a step of the diffusion workload."""

@@ -27,7 +27,7 @@ def passing(monkeypatch):
     """Seconds pass when a test says so; nothing that is timed by them is measured before a training."""
     now = [100.0]
     for name, replaced in (
-        ("tunediff.training.phases.time.perf_counter", lambda: now[0]),
+        ("tunediff.training.meter.time.perf_counter", lambda: now[0]),
         ("tunediff.training.hardware.peak_flops_per_s", lambda *_: 1e9),
     ):
         monkeypatch.setattr(name, replaced)

@@ -21,8 +21,8 @@ from tunediff.report import sentences
 from tunediff.training.capture.captured_call import CapturedCall
 from tunediff.training.capture.comparison import difference
 from tunediff.training.observer import Recorder
+from tunediff.training.outcome import run_trial
 from tunediff.training.precision import cast_weights_together
-from tunediff.training.run_trial import run_trial
 from tunediff.workloads.diffusion.timesteps import KINDS
 
 EXACT = {"optimizer__implementation": "fused", "optimizer__lr": 2**-10, "optimizer__warmup": 0.0, "loader__workers": 0}

@@ -13,7 +13,6 @@ from tests.helpers import Hands, assert_equal, timed, toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, begin, loss_of, network
 from tunediff.config import ConfigError
 from tunediff.config.systems import CUDA_GRAPHS, Compile
-from tunediff.core import text
 from tunediff.training.compilation import Compilation, cold_cache
 
 
@@ -63,12 +62,6 @@ class Broken(Part):
         return F.silu(x)
 
 
-class Uncompiled(Part):
-    @torch.compiler.disable
-    def forward(self, x):
-        return super().forward(x)
-
-
 def points(*parts, judge=None, blocks=Part, **knobs):
     """Of a short training of these, compiled part by part."""
 
@@ -85,7 +78,7 @@ def points(*parts, judge=None, blocks=Part, **knobs):
 
 
 def counts(point):
-    return point.compiled_graphs, point.expected_graphs
+    return point.compiled_graphs, point.graph_breaks
 
 
 def test_as_many_kinds_of_blocks_as_there_are_are_compiled(eagerly):
@@ -93,35 +86,16 @@ def test_as_many_kinds_of_blocks_as_there_are_are_compiled(eagerly):
     widths = [4, *range(5, 13)]
     parts = [Part(one, two) for one, two in zip(widths, [*widths[1:], 1], strict=True)]
     found = points(*parts, Part(1, 1), Part(1, 1))
-    assert counts(found[0]) == counts(found[-1]) == (10, 10), "two are alike and share theirs"
+    assert counts(found[0]) == counts(found[-1]) == (10, 0), "two are alike and share theirs"
 
 
 def test_what_is_judged_is_counted_as_well(eagerly):
     found = points(Part(4, 1), judge=lambda net: float(sum(net(INPUTS[:n]).sum() for n in (8, 44))))
-    assert [counts(point) for point in found] == [(1, 1), (3, 3)], "two sizes, first judged at the first point"
+    assert [counts(point) for point in found] == [(1, 0), (3, 0)], "two sizes, first judged at the first point"
 
 
-def test_what_a_framework_compiles_has_no_expected_number_of_graphs():
-    def body(trial):
-        trial.adopt(net := nn.Linear(4, 1))
-        optimizer = torch.optim.AdamW(net.parameters(), trial.knobs.lr)
-        trial.keep(net=net, optimizer=optimizer)
-        for inputs, targets in trial.batches((INPUTS, TARGETS)):
-            trial.step(F.mse_loss(net(inputs), targets), optimizer)
-
-    last = train(toy(compile__mode="default"), samples=8 * 4, body=body).points[-1]
-    assert counts(last) == (0, None)
-
-
-def test_more_graphs_than_there_are_calls(eagerly):
-    made, expected = counts(points(Broken(4, 4), Part(4, 1))[-1])
-    assert (made, expected) == (3, 2)
-    assert "3 graphs for 2 different calls: some were compiled in pieces" in text.graphs(made, expected)
-
-
-def test_fewer_graphs_than_there_are_calls(eagerly):
-    made, expected = counts(points(Uncompiled(4, 4), Part(4, 1))[-1])
-    assert text.graphs(made, expected) == "1 graph for 2 different calls: the rest ran uncompiled"
+def test_a_graph_that_breaks_is_counted(eagerly):
+    assert counts(points(Broken(4, 4), Part(4, 1))[-1]) == (3, 1)
 
 
 def test_blocks_that_a_model_has_not_cannot_be_compiled(eagerly):
@@ -161,8 +135,8 @@ def test_steps_of_the_warm_up_leave_no_trace(monkeypatch):
 @pytest.mark.parametrize("dynamic", [True, False])
 def test_the_whole_is_one_graph(eagerly, dynamic):
     found = points(Part(4, 8), Part(8, 1), compile__scope="model", compile__dynamic=dynamic)
-    assert counts(found[-1]) == (1, 1)
-    assert points(Part(4, 1), compile__mode="none", compile__scope="model")[-1].expected_graphs is None
+    assert counts(found[-1]) == (1, 0)
+    assert points(Part(4, 1), compile__mode="none", compile__scope="model")[-1].graph_breaks is None
 
 
 # ----------------------------------------------------------------------------------------------- the seconds that it takes

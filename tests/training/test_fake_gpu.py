@@ -26,7 +26,7 @@ from tunediff.config.systems import Precision
 from tunediff.core import machine
 from tunediff.evaluation import generation
 from tunediff.profiling import measure
-from tunediff.training import hardware, memory, shared_code
+from tunediff.training import compilation, hardware, memory
 from tunediff.training.precision import set_backends
 from tunediff.workloads.diffusion import unet
 
@@ -105,7 +105,7 @@ def other_questions_get_the_answers_of_a_gpu(cuda):
     placed = types.SimpleNamespace(
         named_parameters=layer.named_parameters, parameters=lambda: iter([types.SimpleNamespace(device=DEVICE)])
     )
-    assert shared_code.key(placed, tiny()) != shared_code.key(layer, tiny())
+    assert compilation.code_key(placed, tiny()) != compilation.code_key(layer, tiny())
     map_of_gpu = types.SimpleNamespace(is_cuda=True, numel=lambda: 8, is_contiguous=lambda **_: False)
     assert unet.fused_norm(map_of_gpu) is None, "strided"
     begun = mock.patch.object(distributed.dist, "init_process_group")

@@ -11,7 +11,7 @@ from tests.fake_cuda import DEVICE, fake_cuda
 from tests.helpers import toy, train
 from tunediff.training import hardware
 from tunediff.training.hardware import Usage, disturbance
-from tunediff.training.phases import COMMON, Phases
+from tunediff.training.meter import COMMON, Phases
 
 CPU = torch.device("cpu")
 
@@ -123,7 +123,7 @@ def test_a_slow_loader_shows_as_waiting_and_a_slow_copy_as_copying(monkeypatch, 
         now[0] += seconds
         return now[0]
 
-    monkeypatch.setattr("tunediff.training.phases.time.perf_counter", lambda: passing(1e-6))
+    monkeypatch.setattr("tunediff.training.meter.time.perf_counter", lambda: passing(1e-6))
     slow(slow_part, lambda: passing(0.02))
     parts = last_point()
     assert [parts["step_data_wait_s"], parts["step_host_to_device_s"]] == pytest.approx(expected, abs=0.001)

@@ -11,7 +11,7 @@ from tunediff.core.journal import Journal
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.training import state
-from tunediff.training.run_trial import end_of, run_trial
+from tunediff.training.outcome import end_of, run_trial
 
 DEAD_LOADER = RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.helpers import tiny
 from tunediff.core.clock import Budget, Clock
-from tunediff.training import shared_code
-from tunediff.training.shared_code import CACHES, SharedCode
+from tunediff.training import compilation
+from tunediff.training.compilation import CACHES, SharedCode
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +62,7 @@ def test_confirming_runs_find_the_code_of_their_search(tmp_path):
     longer.mkdir(parents=True)
     for folder in (night, longer.parent, longer):
         (folder / "experiment.yaml").write_text("kind: search")
-    folders = {shared_code.folder_of(folder / "trials" / "t0001") for folder in (night, longer.parent, longer)}
+    folders = {compilation.code_folder(folder / "trials" / "t0001") for folder in (night, longer.parent, longer)}
     assert folders == {night / ".compiled"}
 
 
@@ -70,7 +70,7 @@ def test_runs_of_a_pair_share_code_that_no_other_pair_has(tmp_path):
     """One measurement of a side's compilation would be in all of its pairs."""
     (tmp_path / "x").mkdir()
     (tmp_path / "x" / "experiment.yaml").write_text("kind: comparison")
-    folders = [shared_code.folder_of(tmp_path / "x" / "trials" / f"t{number:04d}") for number in range(4)]
+    folders = [compilation.code_folder(tmp_path / "x" / "trials" / f"t{number:04d}") for number in range(4)]
     assert folders[0] == folders[1] != folders[2] == folders[3]
 
 
@@ -82,11 +82,11 @@ def test_a_folder_without_locks_costs_no_training(tmp_path):
 
 def test_rates_share_code_and_shapes_do_not():
     net = nn.Linear(4, 4)
-    key = shared_code.key(net, tiny(compile__mode="default"))
-    assert key == shared_code.key(net, tiny(compile__mode="default", optimizer__lr=0.5, seed=3))
+    key = compilation.code_key(net, tiny(compile__mode="default"))
+    assert key == compilation.code_key(net, tiny(compile__mode="default", optimizer__lr=0.5, seed=3))
     others = {"loader__batch_size": 8, "precision__amp": "bf16", "timesteps__name": "wiener"}
-    keys = [shared_code.key(net, tiny(compile__mode="default", **{name: value})) for name, value in others.items()]
-    keys.append(shared_code.key(nn.Linear(4, 5), tiny(compile__mode="default")))
+    keys = [compilation.code_key(net, tiny(compile__mode="default", **{name: value})) for name, value in others.items()]
+    keys.append(compilation.code_key(nn.Linear(4, 5), tiny(compile__mode="default")))
     assert len({key, *keys}) == 5
 
 

@@ -13,8 +13,8 @@ from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, begin, error, loss_o
 from tunediff import steps
 from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Precision
+from tunediff.training.meter import COMMON
 from tunediff.training.observer import Recorder
-from tunediff.training.phases import COMMON
 from tunediff.training.precision import set_backends
 from tunediff.training.weights import digest
 

@@ -27,7 +27,7 @@ from tunediff.evaluation.distance import NonFiniteError
 from tunediff.profiling import trace
 from tunediff.ray_backend.slot import run_group
 from tunediff.report import sentences
-from tunediff.training import run_trial, state, weights
+from tunediff.training import outcome, state, weights
 from tunediff.tuning import worker
 from tunediff.tuning.resources import Placement
 from tunediff.tuning.trial_spec import TrialSpec, WorkerGroupSpec
@@ -333,5 +333,5 @@ def test_a_worker_whose_imports_fail_fails_in_its_training(monkeypatch, tmp_path
 )  # fmt: skip
 def test_what_collectives_say_of_a_lost_process(said, lost):
     """The words are those of libnccl.so.2 (2.29) and libtorch_cuda.so (2.15)."""
-    assert run_trial.lost_a_process(RuntimeError(said), 2) == lost
-    assert not run_trial.lost_a_process(RuntimeError(said), 1), "one rank has nobody to lose"
+    assert outcome.lost_a_process(RuntimeError(said), 2) == lost
+    assert not outcome.lost_a_process(RuntimeError(said), 1), "one rank has nobody to lose"

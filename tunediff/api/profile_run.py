@@ -131,7 +131,7 @@ def _measured(asked: dict[str, Any], lines: EventLines) -> dict[str, Any]:
     Raises `TunediffError` for no memory and for errors of a user's file.
     """
     from tunediff.profiling import run
-    from tunediff.training.run_trial import end_of
+    from tunediff.training.outcome import end_of
 
     config = asked["config"]
     try:

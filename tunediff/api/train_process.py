@@ -21,7 +21,7 @@ from tunediff.training import weights
 from tunediff.training.console import ConsoleRecorder
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
-from tunediff.training.run_trial import TrialResult, run_trial
+from tunediff.training.outcome import TrialResult, run_trial
 from tunediff.training.stop_signals import stop_signals
 from tunediff.training.trial import TrainingOutcome
 from tunediff.training.trial import run as run_engine

@@ -2,7 +2,7 @@
 a trial, so the trial has no end and goes on later.
 
 A line fails in `Journal.write` (`core/journal.py`). In the process of a run `fault_behind` decides
-whether an error is one (`training/run_trial.py`); the run then writes no end, and
+whether an error is one (`training/outcome.py`); the run then writes no end, and
 `tuning/worker.py` hands the error on. Its driver (`tuning/trial.py`) decides by `is_full` whether
 more attempts are of use: if not, it writes `fault` with `kind: disk` into the journal and raises
 the error. Where even that line finds no room, `unwritable` says so by trying. In a search on Ray

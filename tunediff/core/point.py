@@ -110,8 +110,8 @@ class Point:
     )
     price: float | None = _measured("price", "", "of the device-seconds, by that of a device-hour")
     compiled_graphs: int | None = _measured("compiled graphs", "", "graphs that torch.compile made")
-    expected_graphs: int | None = _measured(
-        "graphs expected", "", "different calls of what torch.compile compiled"
+    graph_breaks: int | None = _measured(
+        "graph breaks", "", "how often torch.compile ended a graph within a call"
     )
     capture: str | None = _measured(
         "captured", "", "`captured` where steps were replayed, or `refused: why`: compile.capture"

@@ -181,18 +181,6 @@ def pluralize(count: int, singular: str, plural: str = "") -> str:
     return f"{count:,} {singular if count == 1 else plural or singular + 's'}"
 
 
-def graphs(made: Any, expected: Any) -> str:
-    """Return what is unusual about the number of torch.compile's graphs, or ''."""
-    if not isinstance(made, int) or not isinstance(expected, int) or made == expected:
-        return ""
-    why = (
-        "the rest ran uncompiled"
-        if made < expected
-        else "some were compiled in pieces, or again for other inputs"
-    )
-    return f"{pluralize(made, 'graph')} for {pluralize(expected, 'different call')}: {why}"
-
-
 def seconds(value: float) -> str:
     """Format a duration: 47s, 12m30s, 3h05m."""
     whole = round(value)

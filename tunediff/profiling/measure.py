@@ -38,7 +38,7 @@ MAXIMA = (
     "flops_per_sample",
     "peak_flops_per_s",
     "compiled_graphs",
-    "expected_graphs",
+    "graph_breaks",
 )
 """Quantities of points whose largest value a summary holds, where points have them."""
 

@@ -1,31 +1,44 @@
-"""torch.compile as the section `compile` asks for it."""
+"""torch.compile as the section `compile` asks for it, and its code, which trials share.
+
+The first trial of a kind compiles into an empty folder, and its seconds are kept there. Further
+ones find the code there, and their clocks are moved on by what they were spared: a configuration
+that is compiled has the same seconds whoever comes first, and the search does not wait for them
+again. A trial whose code turns out not to be there compiles it, and pays that.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import functools
+import fcntl
+import hashlib
+import json
 import os
+import shutil
 import sys
 import tempfile
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from tunediff import config as cfg
+from tunediff.config import Systems
 from tunediff.config.knobs import refuse
 from tunediff.config.systems import CUDA_GRAPHS, Compile
+from tunediff.core import environment
+from tunediff.core.clock import Clock
+from tunediff.core.files import write_text
+from tunediff.experiment import model as experiment
 
 
 class Compilation:
-    """torch.compile of one training, and whether it compiled what it should."""
+    """torch.compile of one training, and what it has made of it."""
 
     def __init__(self, options: Compile) -> None:
-        self._options, self._before = options, graphs()
-        # What is compiled, and by which attribute it is called.
-        self._parts: list[tuple[nn.Module, str]] = []
-        self._seen: set[Hashable] = set()
+        self._options, self._before = options, counted()
 
     def apply(
         self, model: nn.Module, network: nn.Module, blocks: type[nn.Module] | None
@@ -39,7 +52,6 @@ class Compilation:
         mode, dynamic = self._options.mode, self._options.dynamic
         if self._options.scope == "model" or blocks is None:
             compiled = torch.compile(model, mode=mode, dynamic=dynamic or None)
-            self._parts = [(compiled, "forward")]  # type: ignore[list-item]
             return compiled  # type: ignore[return-value]
         modules = [module for module in network.modules() if isinstance(module, blocks)]
         why = "the model has no blocks that trial.prepare(model, blocks=…) names; allowed: model"
@@ -52,7 +64,6 @@ class Compilation:
         for block in modules:
             # By itself torch would take the second block's other shape for a sign that shapes vary.
             block.compile(mode=mode, dynamic=dynamic)  # in place: names and state stay
-        self._parts = [(block, "_compiled_call_impl") for block in modules]
         return model
 
     def detach(self, loss: Tensor) -> Tensor:
@@ -63,52 +74,19 @@ class Compilation:
         """Return the steps until all is compiled: a CUDA graph's second run records it."""
         return 3 if device == "cuda" and self._options.mode in CUDA_GRAPHS else 1
 
-    @contextlib.contextmanager
-    def noting(self) -> Iterator[None]:
-        """Record the different calls of compiled modules inside: each needs a graph of its own."""
-        plain = [(module, name, getattr(module, name)) for module, name in self._parts]
-        for module, name, call in plain:
-            setattr(module, name, functools.partial(self._noted, module, repr(module), call))
-        try:
-            yield
-        finally:
-            for module, name, call in plain:
-                setattr(module, name, call)
-
-    def _noted(
-        self, module: nn.Module, structure: str, call: Any, *inputs: Any, **named: Any
-    ) -> Any:
-        static = self._options.scope == "blocks" and not self._options.dynamic
-        arguments = tuple(_kind(leaf, static) for leaf in tree_leaves((inputs, named)))
-        weights = tuple(_kind(parameter, True) for parameter in module.parameters())
-        modes = tuple(part.training for part in module.modules()), torch.is_grad_enabled()
-        formats = tuple(torch.is_autocast_enabled(device) for device in ("cpu", "cuda"))
-        self._seen.add((structure, weights, arguments, modes, formats))
-        return call(*inputs, **named)
-
     def facts(self) -> dict[str, Any]:
-        """Return `compiled_graphs` and `expected_graphs` as in a `Point`; {}: none compiled.
-
-        A framework that compiles by itself leaves open how many are to be expected.
-        """
+        """Return `compiled_graphs` and `graph_breaks` as in a `Point`; {}: nothing is compiled."""
         if not self._options.active:
             return {}
-        expected = {"expected_graphs": len(self._seen)} if self._parts else {}
-        return {"compiled_graphs": graphs() - self._before, **expected}
+        return {name: count - self._before[name] for name, count in counted().items()}
 
 
-def _kind(value: Any, static: bool) -> Hashable:
-    """Return what of an argument needs a graph: without `static`, the number of axes."""
-    if not isinstance(value, torch.Tensor):
-        return str(type(value))
-    shape = (value.shape, value.stride()) if static else value.dim()
-    return shape, value.dtype, value.requires_grad
-
-
-def graphs() -> int:
-    """Return how many graphs torch.compile has compiled in this process."""
+def counted() -> dict[str, int]:
+    """Return how many graphs torch.compile has made in this process, and how often one broke."""
     dynamo = sys.modules.get("torch._dynamo.utils")
-    return int(dynamo.counters["stats"]["unique_graphs"]) if dynamo is not None else 0
+    counters = dynamo.counters if dynamo is not None else {"stats": {}, "graph_break": {}}
+    breaks = sum(counters["graph_break"].values())
+    return {"compiled_graphs": counters["stats"].get("unique_graphs", 0), "graph_breaks": breaks}
 
 
 @contextlib.contextmanager
@@ -117,15 +95,131 @@ def cold_cache(options: Compile) -> Iterator[None]:
     if not options.active:
         yield
         return
-    with tempfile.TemporaryDirectory(
-        prefix="tunediff-compile-", ignore_cleanup_errors=True
-    ) as folder:
-        names = "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"
-        before = {name: os.environ[name] for name in names if name in os.environ}
-        os.environ |= dict(zip(names, (folder, os.path.join(folder, "triton")), strict=True))
-        try:
+    prefix = "tunediff-compile-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
+        triton = os.path.join(folder, "triton")
+        caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": triton}
+        with mock.patch.dict(os.environ, caches):
             yield
-        finally:
-            for name in names:
-                os.environ.pop(name)
-            os.environ |= before
+
+
+# ---- the code that trials share
+FOLDER = ".compiled"
+"""Folder of a search; the point hides it from what is copied to an address."""
+COST = "cold.json"
+CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Variables that say where compiled code is looked for, and the folders that they name."""
+NOT_COMPILED = ("seed", "evaluation.", "loader.workers", "loader.prefetch", "loader.pin_memory",
+                "loader.non_blocking")  # fmt: skip
+"""Knobs that no compiled code depends on."""
+
+
+def code_folder(trial: Path) -> Path:
+    """Return the folder of the code that a trial shares with all others of its search, confirming
+    runs included: their folders lie in the search's. In a comparison it is that of its pair: what a
+    side once took to compile would be in all of its pairs: a difference to the test."""
+    search = trial.parents[1]
+    if experiment.is_comparison(search):
+        return search / FOLDER / f"pair{int(trial.name[1:]) // 2}"
+    while experiment.is_search(search.parent):
+        search = search.parent
+    return search / FOLDER
+
+
+def code_key(model: nn.Module, config: Systems) -> str:
+    """Return what decides how long it takes to compile: network, shapes, knobs, torch, device.
+
+    Knobs that are fractions (rates, decays, probabilities) do not count, unless the network shows
+    them: torch compiles the same code for each, or else finds none.
+    """
+    parameters = [(name, one.shape, one.dtype) for name, one in model.named_parameters()]
+    device = next(model.parameters()).device if parameters else torch.device("cpu")
+    knobs = {
+        name: value
+        for name, value in cfg.flat(config).items()
+        if not isinstance(value, float) and not name.startswith(NOT_COMPILED)
+    }
+    if device.type == "cuda":
+        machine = torch.cuda.get_device_name(device)
+    else:
+        machine = f"{environment.describe()['cpu']}, {torch.get_num_threads()} threads"
+    about = (torch.__version__, machine, config.schema.version, knobs, repr(model), parameters)
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
+
+
+class SharedCode:
+    """The compiled code of a search's trials, for one of them; `root`: None shares nothing."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self._root = root
+        self._folder: Path | None = None
+        self._lock: int | None = None
+        self._cold_s: float | None = None
+
+    def use(self, key: str) -> None:
+        """Compile from now on with what others of this key have left, or first of all.
+
+        While another trial is the first one, this one finds nothing, as without sharing.
+        """
+        if self._root is None:
+            return
+        folder = self._root / key
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:  # a full disk is said where something is lost by it
+            return
+        self._cold_s = _cost(folder)
+        if self._cold_s is None:
+            self._lock = _locked(folder / "lock")
+            self._cold_s = _cost(folder)  # it may have been written meanwhile
+            if self._lock is None and self._cold_s is None:
+                return
+        self._folder = folder
+        if self._cold_s is None:
+            for name in CACHES.values():  # of a trial that was killed
+                shutil.rmtree(folder / name, ignore_errors=True)
+        os.environ |= {variable: str(folder / name) for variable, name in CACHES.items()}
+
+    def charge(self, clock: Clock, resumed: bool) -> Mapping[str, float]:
+        """Keep what compiling has cost if this trial was the first, else charge it the same; return
+        facts for the journal. `resumed`: a trial that goes on has been charged already."""
+        if self._folder is None:
+            return {}
+        own_s = clock.seconds["compile"]
+        if self._cold_s is None:
+            with contextlib.suppress(OSError):  # a full disk: the next one is the first
+                write_text(self._folder / COST, json.dumps({"compile_s": own_s}))
+            self.close()
+            return {}
+        spared_s = 0.0 if resumed else max(0.0, self._cold_s - own_s)
+        clock.add("compile", spared_s)
+        return {"compile_own_s": own_s, "compile_spared_s": spared_s}
+
+    def close(self) -> None:
+        """Let others be the first, if this trial has not become it."""
+        if self._lock is not None:
+            fcntl.flock(self._lock, fcntl.LOCK_UN)  # a forked process may have it open too
+            os.close(self._lock)
+            self._lock = None
+
+
+def _cost(folder: Path) -> float | None:
+    """Return the seconds of the first trial; None: there was none."""
+    try:
+        return float(json.loads((folder / COST).read_text())["compile_s"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _locked(path: Path) -> int | None:
+    """Return a descriptor of a file locked until it is closed; None: it cannot be."""
+    try:
+        file = os.open(path, os.O_CREAT | os.O_WRONLY)
+    except OSError:  # a full disk is said where something is lost by it
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        return None
+    return file

@@ -67,8 +67,9 @@ class ConsoleRecorder(Recorder):
             f" {text.number(point.get(metric.name))}"
         )
         rate = f"loss {text.number(point.loss)}  {point.samples_per_s:.0f} {self._workload.unit}/s"
-        if odd := text.graphs(point.compiled_graphs, point.expected_graphs):
-            print(f"WARNING: torch.compile made {odd}", file=sys.stderr)
+        if (breaks := point.graph_breaks) and point.index == 1:
+            pieces = text.pluralize(breaks, "break")
+            print(f"WARNING: torch.compile made graphs in pieces: {pieces}", file=sys.stderr)
         if (capture := point.capture or "").startswith(REFUSED) and point.index == 1:
             print(f"WARNING: compile.capture: {capture}", file=sys.stderr)
         self._lines.say(f"{point.train_s:8.1f} s  {value}  {rate}", timed=False)

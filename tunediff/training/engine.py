@@ -10,7 +10,7 @@ import dataclasses
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import nn
@@ -21,27 +21,45 @@ from tunediff.config.systems import why_not_captured
 from tunediff.core.clock import Budget, Clock
 from tunediff.core.outcomes import CaptureOutcome
 from tunediff.core.point import Point
-from tunediff.core.target import TIME_TO_TARGET
 from tunediff.data import loader, randomness
 from tunediff.data.loader_processes import LoaderProcesses
 from tunediff.distributed import World
-from tunediff.training import memory, state, strategies
+from tunediff.training import memory, state, strategies, weights
 from tunediff.training.capture import steps_of
 from tunediff.training.capture.steps import MakeGraph
-from tunediff.training.compilation import Compilation
-from tunediff.training.feed import Feed
-from tunediff.training.meter import Meter
+from tunediff.training.compilation import Compilation, SharedCode
+from tunediff.training.meter import Meter, Phases
 from tunediff.training.pace import Pace
-from tunediff.training.phases import Phases
 from tunediff.training.precision import Amp
 from tunediff.training.read_tracking import Reads, watched
-from tunediff.training.shared_code import SharedCode
 from tunediff.training.step import OptimizerStep
 
 Facts = Callable[[], Mapping[str, Any]]
 """What a workload gives to be called at every point: it returns values by name."""
 Shown = torch.Tensor | Mapping[str, Sequence[float]]
 """A picture, images uint8 [n, C, H, W] with C = 1 or 3; or a table, columns by name."""
+
+
+class Feed(Protocol):
+    """Batches without end: fetched early, moved to the device when trained."""
+
+    def fetch(self) -> Any:
+        """Return the next batch where it lies; wait until it is loaded."""
+        ...
+
+    def move(self, fetched: Any) -> Any:
+        """Return a fetched batch on the device, as the training gets it."""
+        ...
+
+    @property
+    def position(self) -> Any:
+        """Return what a checkpoint needs to go on behind the last moved batch, in plain data; None:
+        the number of batches tells."""
+        ...
+
+    def close(self) -> None:
+        """Stop what loads."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,13 +246,6 @@ class Engine:
         self.setup.enter_context(self.clock.part("setup"))  # until the first batch is requested
 
     @property
-    def complete(self) -> bool:
-        """Return whether the last point ended the training: budget spent, or target met."""
-        if self.seconds_to_target is not None and self.points and TIME_TO_TARGET in self.points[-1]:
-            return True
-        return len(self.points) >= self.config.evaluation.points and not self.budget.open_ended
-
-    @property
     def user_folder(self) -> Path:
         """Return the folder for the workload's files; a temporary one without `folder`."""
         if self.folder is None:
@@ -262,6 +273,15 @@ class Engine:
             return contextlib.nullcontext()
         self.read_knobs.add("precision.amp")
         return self.amp.autocast()
+
+    @contextlib.contextmanager
+    def exported(self) -> Iterator[Mapping[str, torch.Tensor]]:
+        """Yield the weights that would be exported now, not copied. All ranks enter it; inside, the
+        states of rank 0 alone are complete."""
+        assert self.result is not None
+        self.strategy.complete(self.result)
+        with self.strategy.states_for_file():
+            yield weights.state_of(self.result)
 
     # ---- observers
     @property

@@ -44,7 +44,6 @@ def evaluate(engine: Engine) -> Mapping[str, Any]:
         engine.strategy.callable_alone(*plain),
         torch.no_grad(),
         _fixed_conditions(engine),
-        engine.compilation.noting(),
     ):
         values = engine.evaluation()
     findings = plain_findings(values, "evaluate_with", engine.config.schema.title)

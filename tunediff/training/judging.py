@@ -13,11 +13,11 @@ from tunediff import config as cfg
 from tunediff.config.systems import Systems, eager
 from tunediff.core.clock import Budget
 from tunediff.distributed import World, alone
-from tunediff.training import adapters
 from tunediff.training.engine import Engine
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
 from tunediff.training.trial import run
+from tunediff.training.weights import put_into
 
 ALONE = {"parallel.workers": 1, "parallel.strategy": "ddp"}
 """Knobs of a process that has all of a model, however it was trained."""
@@ -40,7 +40,7 @@ class JudgeWeights(Observer):
     def load(self, run: Engine) -> None:
         """Give the exported model the weights."""
         assert run.result is not None
-        adapters.put_into(run.result, self.weights)
+        put_into(run.result, self.weights)
 
 
 def judged(

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from tunediff import config as cfg
+from tunediff.config.code import described
 from tunediff.core import text
 from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
-from tunediff.core.trial_record import NotFiniteError
+from tunediff.core.trial_record import CHECKPOINT, NotFiniteError
 from tunediff.data import randomness
-from tunediff.training import checkpoints, evaluation, hardware, memory, outcome
-from tunediff.training.engine import Engine, Facts
-from tunediff.training.feed import Feed, WarmupReplay
+from tunediff.training import evaluation, hardware, memory, outcome, state, weights
+from tunediff.training.engine import Engine, Facts, Feed
 from tunediff.training.meter import Meter
 
 Build = Callable[[int, Sequence[Any]], Feed]
@@ -59,7 +60,7 @@ def batches(engine: Engine, build: Build, *, reseed: bool = True) -> Iterator[An
 
     # ---- train and evaluate, segment by segment
     total = engine.config.evaluation.points
-    while not engine.stopping and not engine.complete:
+    while not engine.stopping and not is_complete(engine):
         index = len(engine.points) + 1
         with engine.clock.part("train"), engine.loader_processes.running():
             engine.pace.aim(index / total)
@@ -69,19 +70,30 @@ def batches(engine: Engine, build: Build, *, reseed: bool = True) -> Iterator[An
         if engine.pace.reached:
             evaluate_point(engine, index, index / total)
         else:  # it was asked to stop
-            checkpoints.save(engine)
+            save_checkpoint(engine)
 
     # ---- the weights that are exported, where the last point was not judged here on all ranks
     if engine.world.any(engine.judged is None):
         kept = engine.judged, engine.judged_digest
         with engine.clock.part("checkpoint"):
-            checkpoints.note_judged(engine, last=True)
+            note_judged(engine, keep=True)
         if kept[0] is not None:
             engine.judged, engine.judged_digest = kept
     engine.done = True
     engine.close()
     for observer in engine.observers:
         observer.after_loop(engine)
+
+
+def is_complete(engine: Engine) -> bool:
+    """Return whether the last point has ended the training: budget spent, or target met."""
+    if (
+        engine.seconds_to_target is not None
+        and engine.points
+        and TIME_TO_TARGET in engine.points[-1]
+    ):
+        return True
+    return len(engine.points) >= engine.config.evaluation.points and not engine.budget.open_ended
 
 
 def after_step(engine: Engine) -> None:
@@ -105,16 +117,50 @@ def after_step(engine: Engine) -> None:
         engine.stopping = True
     elif pace.train_s - engine.saved_s > engine.checkpoint_every_s and not pace.reached:
         engine.loader_processes.pause()
-        checkpoints.save(engine)
+        save_checkpoint(engine)
         engine.loader_processes.resume()
         engine.saved_s = pace.train_s
 
 
 # ---- before the loop
+class WarmupReplay:
+    """A feed whose first `count` batches are fetched at once and come again: for each of the
+    `warm_ups` steps that are undone, and then for the first real step."""
+
+    def __init__(self, feed: Feed, count: int, warm_ups: int) -> None:
+        self._feed, first = feed, [feed.fetch() for _ in range(count)]
+        self._start = feed.position
+        # Copies: the loop may write into a batch.
+        self._waiting = [
+            *(batch for _ in range(warm_ups) for batch in copy.deepcopy(first)),
+            *first,
+        ]
+        self._replays = warm_ups * count
+
+    def fetch(self) -> Any:
+        return self._waiting.pop(0) if self._waiting else self._feed.fetch()
+
+    def move(self, fetched: Any) -> Any:
+        moved = self._feed.move(fetched)
+        if self._replays:
+            self._replays -= 1
+        else:
+            self._start = None
+        return moved
+
+    @property
+    def position(self) -> Any:
+        """Return the position of the last batch that is no replay; first, the feed's start."""
+        return self._start if self._start is not None else self._feed.position
+
+    def close(self) -> None:
+        self._feed.close()
+
+
 def restore(engine: Engine, build: Build) -> Mapping[str, Any] | None:
     """Find the checkpoint, measure the device's peak, and start loaders at their place."""
     with engine.clock.part("setup"):
-        checkpoint = checkpoints.find(engine)
+        checkpoint = find_checkpoint(engine)
         peak = hardware.peak_flops_per_s(engine.device, engine.amp.dtype, engine.amp.fastest_matmul)
         engine.peak_flops_per_s = engine.world.total(peak * engine.strategy.devices)
         memory.reset(engine.device)  # what was needed until here is not the training's
@@ -146,7 +192,7 @@ def warm_up(engine: Engine, checkpoint: Mapping[str, Any] | None) -> Iterator[An
     with engine.clock.part("compile" if engine.config.compile.active else "setup"):
         began = time.monotonic()
         if engine.warm_ups:
-            with engine.compilation.noting(), counting_flops(engine):
+            with counting_flops(engine):
                 yield from engine.passes()
         engine.world.synchronize()
         first_step_s = time.monotonic() - began
@@ -187,6 +233,80 @@ def counting_flops(engine: Engine) -> Iterator[None]:
     engine.flops_per_sample = flops / engine.samples_per_step
 
 
+# ---- checkpoints
+def save_checkpoint(engine: Engine) -> None:
+    """Write all that the training has learned and measured. All ranks call it.
+
+    Raises `OSError` where the disk is full.
+    """
+    if engine.folder is None:
+        return
+    with engine.clock.part("checkpoint"):
+        with engine.exported() as now:
+            content = engine.state.take()
+            # What is kept anyway shares its memory, and is written once.
+            content["result"] = engine.judged if engine.judged is not None else now
+        content |= {
+            "config": cfg.to_dict(engine.config),
+            "clock": engine.clock.state_dict(),
+            "before_first_batch_s": engine.clock.before_first_batch_s,
+            "pace": engine.pace.state_dict(),
+            "meter": engine.meter.state_dict(),
+            "positions": engine.world.gather(engine.feed.position if engine.feed else None),
+            "points": [point.flat for point in engine.points],
+        }
+        if engine.world.main:
+            state.save(content, engine.folder)
+        engine.world.barrier()
+
+
+def find_checkpoint(engine: Engine) -> Mapping[str, Any] | None:
+    """Return the checkpoint to go on from; None: the training begins at its first step.
+
+    Rank 0 reads it and tells the others, so that none can go on alone. One that is of no use is set
+    aside, and `engine.restart_reason` says why.
+    """
+    if engine.folder is None:
+        return None
+    reasons: list[str] = []
+    content = state.load(engine.folder, reasons.append) if engine.world.main else None
+    result = content.pop("result", None) if content is not None else None
+    content, reasons = state.broadcast(content, engine.world), engine.world.tell(reasons)
+    if content is not None and (misfit := _misfit(engine, content)):
+        if engine.world.main:
+            state.set_aside(engine.folder)
+        content, reasons = None, [misfit]
+        engine.points = []
+    if is_complete(engine):
+        engine.judged, engine.judged_digest = result, engine.points[-1].weights_digest
+    engine.restart_reason = "".join(reasons)
+    return content
+
+
+def _misfit(engine: Engine, content: Mapping[str, Any]) -> str:
+    """Return why this training cannot take a checkpoint (version, model), or "".
+
+    Tries it with a copy and undoes that: the warm-up must not change the checkpoint's own tensors.
+    """
+    before = engine.state.copied()
+    error: Exception | None = None
+    try:
+        engine.points = [Point.of(flat) for flat in content["points"]]
+        engine.state.put(state.copied(content))
+    except Exception as raised:
+        if memory.is_oom(raised):
+            raise
+        error = raised
+    fails = engine.world.any(error is not None)
+    engine.state.put(before)
+    if not fails:
+        return ""
+    notes = ["on another rank"]
+    if error is not None:
+        notes = [described(error), *getattr(error, "__notes__", ())]
+    return f"{CHECKPOINT} does not fit: {' '.join(', '.join(notes).split())}"
+
+
 # ---- every point
 def evaluate_point(engine: Engine, index: int, fraction: float) -> None:
     """Measure, judge, save and report; the clock of the budget stands still.
@@ -203,7 +323,7 @@ def evaluate_point(engine: Engine, index: int, fraction: float) -> None:
     point = _measured(engine, index, fraction)
     findings = {} if engine.stopping else _judged(engine)
     if engine.stopping:
-        checkpoints.save(engine)
+        save_checkpoint(engine)
         return
 
     engine.points.append(
@@ -216,7 +336,7 @@ def evaluate_point(engine: Engine, index: int, fraction: float) -> None:
     )
     note_target(engine)
     engine.meter.restart()
-    checkpoints.save(engine)
+    save_checkpoint(engine)
     if engine.evaluates:  # what judging and saving need is not what training needs
         memory.restart_peak(engine.device, engine.points[-1].peak_host_memory_mib)
     engine.saved_s = engine.pace.train_s
@@ -227,8 +347,8 @@ def _measured(engine: Engine, index: int, fraction: float) -> Point:
     """Return the point of now. Raises `NotFiniteError`."""
     point = engine.meter.measure(index, fraction, engine.points[-1] if engine.points else None)
     title = engine.config.schema.title
-    described = evaluation.plain_findings(engine.description(), "describe_with", title)
-    metrics = {**point.metrics, **evaluation.finite_findings(described)}
+    description = evaluation.plain_findings(engine.description(), "describe_with", title)
+    metrics = {**point.metrics, **evaluation.finite_findings(description)}
     facts = {**engine.compilation.facts(), **engine.capture.facts()}
     point = dataclasses.replace(point, metrics=metrics, **facts)
     if not math.isfinite(point.loss):
@@ -256,8 +376,9 @@ def _judged(engine: Engine) -> Mapping[str, Any]:
             return {}
 
 
-def note_judged(engine: Engine) -> None:
-    """Take the weights as they are now for those that this point judges. All ranks call it.
+def note_judged(engine: Engine, keep: bool = False) -> None:
+    """Take the weights as they are now for those that this point judges: rank 0 notes their digest,
+    and of the last point, or to `keep` it, a copy. All ranks call it.
 
     The engine calls it after an evaluation; one that swaps weights in calls it meanwhile.
     """
@@ -265,7 +386,10 @@ def note_judged(engine: Engine) -> None:
         len(engine.points) + 1 == engine.config.evaluation.points and not engine.budget.open_ended
     )
     # With a target any point may be the last: what is found of it is not known here yet.
-    checkpoints.note_judged(engine, last or engine.seconds_to_target is not None)
+    keep = keep or last or engine.seconds_to_target is not None
+    with engine.exported() as now:
+        engine.judged_digest = weights.digest(now) if engine.world.main else ""
+        engine.judged = cast("dict[str, Any]", state.copied(now)) if keep else None
 
 
 def note_target(engine: Engine) -> None:

@@ -113,7 +113,7 @@ def restart_peak(device: torch.device, host_peak_mib: float = 0.0) -> None:
     `host_peak_mib`, what is free is given back first; otherwise it is kept, because the next step
     would wait for its pages. (Writing a checkpoint takes a little, too.)
     """
-    if _resident(psutil.Process()) / 2**20 > 1.01 * host_peak_mib:
+    if psutil.Process().memory_info().rss / 2**20 > 1.01 * host_peak_mib:
         trim()
     if device.type == "cuda":
         torch.cuda.init()  # type: ignore[no-untyped-call]  # the counters exist from then on
@@ -140,13 +140,6 @@ def _host_peak_mib() -> float:
         if match := re.search(r"VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text()):
             return int(match.group(1)) / 1024
     return float(psutil.Process().memory_info().rss) / 2**20
-
-
-def _resident(process: psutil.Process) -> int:
-    """Return the bytes of memory that a process holds; 0 of one that is gone."""
-    with contextlib.suppress(psutil.Error):
-        return int(process.memory_info().rss)
-    return 0
 
 
 # ---- too little of it

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from tunediff.training import adapters, memory, precision, shared_code
+from tunediff.training import compilation, memory, precision, weights
 from tunediff.training.engine import Engine
 from tunediff.training.state import Stateful
 
@@ -30,7 +30,7 @@ def prepare(
     ):
         precision.cast_weights_together(model, engine.amp.dtype)
     if engine.config.compile.active:
-        engine.shared_code.use(shared_code.key(model, engine.config))
+        engine.shared_code.use(compilation.code_key(model, engine.config))
     prepared = engine.compilation.apply(engine.strategy.wrap(model, blocks), model, blocks)
     engine.model = _observed(engine, model, prepared)
     engine.flops_per_sample = flops_per_sample
@@ -74,11 +74,11 @@ def _move_to_device(engine: Engine, model: nn.Module, blocks: type[nn.Module] | 
     engine.seeded = torch.initial_seed() == engine.config.seed
     model.to(engine.device)
     if engine.world.size == 1 or engine.config.parallel.strategy == "ddp":
-        adapters.note_base(model)  # other strategies divide it
+        weights.note_base(model)  # other strategies divide it
     if engine.config.memory.channels_last:
         model.to(memory_format=torch.channels_last)
     if (share := engine.config.memory.checkpoint) > 0:
         memory.checkpoint(model, blocks, share)
     if engine.initial is not None:
-        adapters.put_into(model, engine.initial)
+        weights.put_into(model, engine.initial)
     engine.result = model

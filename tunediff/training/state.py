@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import _codecs
 import copy
-import dataclasses
 import errno
 import os
 import re
@@ -16,13 +15,14 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map
 
 from tunediff.core.files import write_atomically
 from tunediff.core.trial_record import CHECKPOINT
 from tunediff.data import randomness
 from tunediff.data.items import mix, with_values
 from tunediff.distributed import World
-from tunediff.training import adapters, memory
+from tunediff.training import memory, weights
 from tunediff.training.strategies import Single
 
 NUMPY: list[Any] = [
@@ -78,7 +78,7 @@ class State:
         generators, libraries = self.global_generators()
         return {
             "kept": {
-                name: adapters.state_of(stateful)
+                name: weights.state_of(stateful)
                 if isinstance(stateful, nn.Module) and not complete
                 else stateful.state_dict()
                 for name, stateful in self.stateful.items()
@@ -99,7 +99,7 @@ class State:
         for name, stateful in self.stateful.items():
             try:
                 if isinstance(stateful, nn.Module):
-                    adapters.put_into(stateful, state["kept"][name])
+                    weights.put_into(stateful, state["kept"][name])
                 else:
                     stateful.load_state_dict(state["kept"][name])
             except Exception as error:
@@ -166,14 +166,6 @@ def _mapped(state: Any, change: Callable[[Any], Any]) -> Any:
     return change(state)
 
 
-@dataclasses.dataclass(frozen=True)
-class _TensorSpec:
-    """Stands for a tensor that is sent by itself."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-
 def broadcast(state: Any, world: World) -> Any:
     """Return rank 0's state on every rank, its tensors in host memory.
 
@@ -181,27 +173,16 @@ def broadcast(state: Any, world: World) -> Any:
     """
     if world.size == 1:
         return state
-    tensors = list[Tensor]()
+    outline = world.tell(tree_map(lambda leaf: Tensor if isinstance(leaf, Tensor) else leaf, state))
+    unsent = (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
 
-    def take_out(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or leaf.layout != torch.strided or leaf.is_quantized:
+    def tell(leaf: Any) -> Any:
+        if leaf is not Tensor:
             return leaf
-        tensors.append(leaf)
-        return _TensorSpec(leaf.shape, leaf.dtype)
+        # A copy: a view would be sent with all that it is a part of.
+        return world.tell(next(unsent).detach().cpu().clone() if world.main else None)
 
-    outline = world.tell(_mapped(state, take_out) if world.main else None)
-    unsent = iter(tensors)
-
-    def put_in(leaf: Any) -> Any:
-        if not isinstance(leaf, _TensorSpec):
-            return leaf
-        sent = next(unsent).detach() if world.main else torch.empty(leaf.shape, dtype=leaf.dtype)
-        on_device = sent.to(world.device).contiguous()
-        if sent.numel():  # as bytes: NCCL does not know all types
-            world.first(on_device.view(-1).view(torch.uint8))
-        return sent if world.main else on_device.cpu()
-
-    return _mapped(outline, put_in)
+    return tree_map(tell, outline)
 
 
 # ---- the file

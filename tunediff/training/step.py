@@ -14,7 +14,7 @@ from tunediff.config.code import WorkloadError
 from tunediff.config.systems import Systems
 from tunediff.distributed import World
 from tunediff.training.compilation import Compilation
-from tunediff.training.phases import Phases
+from tunediff.training.meter import Phases
 from tunediff.training.precision import Amp
 from tunediff.training.read_tracking import Reads
 from tunediff.training.strategies import Single

@@ -35,8 +35,7 @@ from tunediff.distributed import World, described_in_environment
 from tunediff.training import loop, model_setup, outcome, state
 from tunediff.training.capture import captured
 from tunediff.training.capture.steps import await_default_stream
-from tunediff.training.engine import DataRequest, Engine, Facts, Shown
-from tunediff.training.feed import Feed
+from tunediff.training.engine import DataRequest, Engine, Facts, Feed, Shown
 from tunediff.training.outcome import TrainingOutcome
 
 __all__ = ["Facts", "Shard", "TrainingOutcome", "Trial", "run"]
@@ -446,8 +445,8 @@ class Trial:
 def run(engine: Engine) -> TrainingOutcome:
     """Train as the workload says. All ranks call it.
 
-    Raises what the training raises, `ConfigError` for a value that torch refuses, and
-    `NotFiniteError` when the loss is NaN or infinite, on all ranks at the same step.
+    Raises what the training raises, and `NotFiniteError` when the loss is NaN or infinite, on all
+    ranks at the same step.
     """
     workload = of(engine.config)
     try:
@@ -457,15 +456,10 @@ def run(engine: Engine) -> TrainingOutcome:
             contextlib.suppress(outcome.NotTrainedError),
         ):
             workload.code.train(Trial(engine))
-    except ValueError as error:
-        if (refusal := outcome.refusal_by_torch(error, engine.config)) is not None:
-            raise refusal from None
-        raise
     except RuntimeError as error:
-        engine.strategy.explain(error)
         engine.capture.fail(error)
         raise
     finally:
         engine.close()
         engine.remove_temporary()
-    return outcome.of_run(engine)
+    return outcome.of_run(engine, loop.is_complete(engine))

@@ -28,13 +28,12 @@ from tunediff.core.point import Point
 from tunediff.core.progress import DOING, ProgressFile, subscribe
 from tunediff.core.trial_record import End
 from tunediff.distributed import World, world_of_environment
-from tunediff.training import memory, prepared, shared_code, state, weights
-from tunediff.training.compilation import cold_cache
+from tunediff.training import compilation, memory, prepared, state, weights
 from tunediff.training.engine import Engine
 from tunediff.training.judging import judged
 from tunediff.training.observer import Observer, Recorder, Shown
-from tunediff.training.run_trial import TrialResult, run_trial
-from tunediff.training.trial import TrainingOutcome, run
+from tunediff.training.outcome import TrainingOutcome, TrialResult, run_trial
+from tunediff.training.trial import run
 from tunediff.tuning.trial_spec import TrialSpec
 
 
@@ -209,7 +208,7 @@ def _train(
         )  # fmt: skip
 
     # ---- train
-    with cold_cache(config.compile):
+    with compilation.cold_cache(config.compile):
         folder = job.folder if job.keeps else None
         outcome = run(
             Engine(
@@ -221,7 +220,7 @@ def _train(
                 folder=folder,
                 evaluates=job.evaluates,
                 clock=clock,
-                compiled=shared_code.folder_of(job.folder),
+                compiled=compilation.code_folder(job.folder),
                 seconds_to_target=job.seconds_to_target,
                 not_captured=not_captured,
             )

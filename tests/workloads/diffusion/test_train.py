@@ -204,7 +204,8 @@ def test_checkpointed_levels_keep_less():
 def test_compiled_training_learns_the_same_and_its_seconds_are_apart(scope):
     plain = train()
     compiled = train(tiny(compile__mode="default", compile__scope=scope))
-    assert 1 <= compiled.points[-1]["compiled_graphs"] == compiled.points[-1]["expected_graphs"] <= 20
+    assert 1 <= compiled.points[-1]["compiled_graphs"] <= 20
+    assert compiled.points[-1]["graph_breaks"] == 0
     assert compiled.points[0]["compiled_graphs"] == compiled.points[-1]["compiled_graphs"]  # none after the warm-up
     assert_equal(weights(plain), weights(compiled), rtol=1e-3, atol=1e-4)
     assert plain.seconds["compile"] == 0.0

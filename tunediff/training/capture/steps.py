@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tunediff.core.outcomes import CaptureOutcome
 from tunediff.core.trial_record import REFUSED
-from tunediff.training.phases import Phases
+from tunediff.training.meter import Phases
 from tunediff.training.state import State
 
 Call = Callable[..., object]

@@ -9,7 +9,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
-from tunediff.config import ConfigError
 from tunediff.config.systems import Systems
 from tunediff.distributed import World
 
@@ -61,9 +60,6 @@ class Single:
         """
         raise NotImplementedError
 
-    def explain(self, error: RuntimeError) -> None:
-        """Raise `ConfigError` if a knob of the strategy is why the training failed."""
-
     def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
         """Return the context of an accumulation's passes but the last: gradients stay local."""
         return contextlib.nullcontext()
@@ -78,10 +74,6 @@ class Single:
     def clip(self, parameters: Iterable[nn.Parameter], norm: float) -> None:
         """Scale the gradients down to this global norm."""
         nn.utils.clip_grad_norm_(parameters, norm)
-
-
-UNUSED = "parameters that were not used in producing loss"
-"""torch's message after a step with unused parameters, unless the graph is static."""
 
 
 class Ddp(Single):
@@ -106,13 +98,6 @@ class Ddp(Single):
                 None, lambda group, bucket: default_hooks.bf16_compress_hook(group, bucket)
             )
         return wrapped
-
-    def explain(self, error: RuntimeError) -> None:
-        if self._wrapped is not None and UNUSED in str(error):
-            raise ConfigError(
-                "parallel.static_graph: False is not allowed: a step has not used all parameters;"
-                " allowed: True where no step uses them, or parallel.strategy: fsdp"
-            ) from error
 
     def unsynchronized(self) -> contextlib.AbstractContextManager[object]:
         return self._wrapped.no_sync() if self._wrapped is not None else contextlib.nullcontext()
