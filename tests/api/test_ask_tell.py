@@ -89,14 +89,15 @@ def test_seconds_to_a_target_are_the_objective_of_what_reports_its_metric(study,
     with study("objective: {target: error<=1}\n") as one:
         base, missed, faster = (one.ask() for _ in range(3))
         assert not base.report(1.5, time_s=10)
-        assert base.report(0.0, time_s=20)
+        assert not base.report(1.5, time_s=20)
+        assert base.report(-3.0, time_s=30)
         one.tell(base)
         one.tell(missed, 2.0, time_s=20)
-        assert faster.report(0.5, time_s=4)
-        one.tell(faster, time_s=4)
+        assert not faster.report(0.5, time_s=2), "one value may be luck, but for that of a trial that has ended"
+        one.tell(faster, 0.5, time_s=4)
         table = one.search.trials()
-        assert table["time_to_target_s"].tolist()[::2] == pytest.approx([10 + 5 * 0.5 / 0.75, 4.0])
-        assert table["error"].tolist() == [0.0, 2.0, 0.5]
+        assert table["time_to_target_s"].tolist()[::2] == pytest.approx([15 + 5 * 0.5 / 1.5, 4.0])
+        assert table["error"].tolist() == [-3.0, 2.0, 0.5]
         assert table["reason"].tolist() == [
             "",
             "the target error<=1 was not reached by values 5 % of the time apart",

@@ -177,7 +177,7 @@ class AskTellStudy:
                 told |= {"train_s": time_s} if time_s is not None else {}
                 last = trial._points()[-1:]
                 if not any(all(p.get(key) == plain(told[key]) for key in told) for p in last):
-                    self._report(trial, value, time_s, measured)
+                    self._report(trial, value, time_s, measured, ended=True)
             self._end(trial, Status(status), reason)
 
     def close(self) -> None:
@@ -223,11 +223,12 @@ class AskTellStudy:
             yield
 
     def _report(
-        self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
-    ) -> bool:
+        self, trial: AskedTrial, value: float, time_s: float | None, measured: Values,
+        ended: bool = False,
+    ) -> bool:  # fmt: skip
         with self._checked(trial):
             measured = {name: plain(number) for name, number in measured.items()}
-            point = self._point(trial, plain(value), plain(time_s), measured)
+            point = self._point(trial, plain(value), plain(time_s), measured, ended)
             journal.Journal(trial._spec.folder).point(point)
             sessions.alive(self.folder)
             self._listeners.tell("point", trial.name, point.flat)
@@ -237,7 +238,7 @@ class AskTellStudy:
             return self._stopping is not None and self._stopping.stops(trial._spec, result)
 
     def _point(
-        self, trial: AskedTrial, value: float, time_s: float | None, measured: Values
+        self, trial: AskedTrial, value: float, time_s: float | None, measured: Values, ended: bool
     ) -> Point:
         """Return an evaluation as a point. Raises `ConfigError` for what no journal can hold."""
         taken = (RESERVED | {*WORDS, self._value_name}) - MEASURED
@@ -259,7 +260,7 @@ class AskTellStudy:
             point["fraction"] = min(1.0, train_s / budget_s)
         point |= {**measured, "index": index, "train_s": train_s, self._value_name: value}
         seconds_to_target = trial._spec.seconds_to_target
-        met_s = seconds_to_target and seconds_to_target([*points, Point.of(point)])
+        met_s = seconds_to_target and seconds_to_target([*points, Point.of(point)], ended=ended)
         point |= {} if met_s is None else {TIME_TO_TARGET: met_s}
         return Point.of(point)
 

@@ -90,9 +90,9 @@ class Target(NamedTuple):
             return value <= self.value if self.sign == "<=" else value < self.value
         return value >= self.value if self.sign == ">=" else value > self.value
 
-    def seconds(self, points: Sequence[Evaluated], along: str) -> float | None:
+    def seconds(self, points: Sequence[Evaluated], along: str, ended: bool = False) -> float | None:
         """Return when the curve of a run met it, see `Approach`; None: never. `along`: what seconds
-        are. A run that was ended there says it."""
+        are. A run that was ended there says it; one that has spent its budget has `ended` too."""
         if points and (noted := points[-1].get(TIME_TO_TARGET)) is not None:
             return float(noted)
         approach = Approach(self)
@@ -101,7 +101,8 @@ class Target(NamedTuple):
                 met_s = approach.add(float(point.get(along)), float(value))
                 if met_s is not None:
                     return met_s
-        return None
+        ended |= bool(points) and points[-1].get("fraction") == 1.0
+        return approach.end() if ended else None
 
 
 class Approach:
@@ -118,10 +119,10 @@ class Approach:
         newest: Iterable[Evaluation] = (), before: Evaluation | None = None,
         first_s: float | None = None,
     ) -> None:  # fmt: skip
-        """`evaluations`: over how many values the mean is, or over those that there are. The rest
+        """`evaluations`: over how many values the mean is, fewer at the end of a run. The rest
         is the `state` of one that goes on: evaluations that count, the newest of all, the mean
         before, and when the first one came, before which lies the start-up and no training."""
-        self._target = target
+        self._target, self._evaluations = target, evaluations
         self._last = collections.deque(last, evaluations)
         self._newest = collections.deque(newest, evaluations)
         self._before, self._first_s = before, first_s
@@ -140,7 +141,7 @@ class Approach:
             trained_s = self._last[-1][0] - self._first_s
             if seconds <= self._last[-1][0] + trained_s * APART:
                 return None
-        return self._take(seconds, value)
+        return self._take(seconds, value, self._evaluations)
 
     def end(self) -> float | None:
         """Return as `add` what a run that has ended met by its last evaluations, however soon they
@@ -148,16 +149,17 @@ class Approach:
         print all of its values at once; or else the mean of the newest, which is one more look."""
         if self._newest and self._newest[-1] != self._last[-1]:
             self._last.pop()
-            if (met_s := self._take(*self._newest[-1])) is not None:
+            if (met_s := self._take(*self._newest[-1], least=1)) is not None:
                 return met_s
         met = self._newest and self._target.met(_mean(self._newest)[1])
         return self._newest[-1][0] if met else None
 
-    def _take(self, seconds: float, value: float) -> float | None:
+    def _take(self, seconds: float, value: float, least: int) -> float | None:
+        """`least`: how many there have to be."""
         self._last.append((seconds, value))
         at_s, mean = _mean(self._last)
         before, self._before = self._before, (at_s, mean)
-        if not self._target.met(mean):
+        if len(self._last) < least or not self._target.met(mean):
             return None
         if before is None:
             return at_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from tunediff import config as cfg
 from tunediff.config import Systems, Values
 from tunediff.core.clock import UNITS, Budget, UnitName
 from tunediff.core.journal import Journal
-from tunediff.core.point import Point
 from tunediff.core.progress import DOING
 from tunediff.core.target import Target
 from tunediff.core.trial_record import Role
@@ -133,8 +132,8 @@ class TrialSpec:
         )
 
     @property
-    def seconds_to_target(self) -> Callable[[Sequence[Point]], float | None] | None:
-        """Return what says when points have met the target; None: there is none."""
+    def seconds_to_target(self) -> Callable[..., float | None] | None:
+        """Return what says when points have met the target, see `Target.seconds`; None: there is none."""
         along = UNITS[self.unit].along
         return self.target and functools.partial(self.target.seconds, along=along)
 
