@@ -329,7 +329,7 @@ def test_a_configuration_is_compared_with_itself_on_other_seeds(capsys):
 
 
 @pytest.mark.parametrize(
-    ("b", "said"), [(CLOSE["B"], "that nothing is found is right"), (BETTER["B"], "this difference is none")]
+    ("b", "said"), [(CLOSE["B"], "no difference is the right result"), (BETTER["B"], "the difference is false")]
 )
 def test_equal_sides_say_what_was_tested(capsys, b, said):
     made({"A": CLOSE["A"], "B": b}, a="digits", b=("digits", f"seed={frozen_code.TWIN_DISTANCE}"), equal=True)

@@ -204,6 +204,6 @@ def test_runs_without_a_seed_show_no_noise_and_confirm_nothing(tmp_path):
     found = read(tmp_path / "night")
     shown = evidence.read(found)
     assert (shown.noise, shown.better(shown.best)) == (None, None)
-    assert "whether that is more than noise is not known" in sentences.headline(reading.of_search(shown))
+    assert "this may be noise" in sentences.headline(reading.of_search(shown))
     with pytest.raises(ConfigError, match="confirm: is not allowed with unseeded: true"):
         search_space.parse(FILE | {"confirm": {"of": 1}}, "night.yaml")

@@ -37,14 +37,14 @@ class Effect(Part):
 
     kind: Literal["ratio", "difference"]
     value: float | None = None
-    """with the interval that holds for all candidates and interim analyses together; null: not
-    known, as of one run"""
+    """value: the estimate; low, high: its interval, which holds for all candidates and interim
+    analyses together; null: not known, as after one run"""
     low: float | None = None
     high: float | None = None
     resolution: float | None = None
-    """the smallest one that would be significant: a ratio − 1, or in units"""
+    """the smallest effect that would be significant: a ratio − 1, or in units of the objective"""
     p: float | None = None
-    """of this one alone, and corrected over all candidates by Holm's method"""
+    """p: p-value of this candidate alone; p_holm: corrected over all candidates by Holm's method"""
     p_holm: float | None = None
 
 
@@ -52,44 +52,44 @@ class SpeedUp(Part):
     """How many times sooner a candidate is as good as the baseline at its end."""
 
     value: float | None
-    """with its 95 % interval; the ends are null for one pair of runs"""
+    """value: the estimate; low, high: its 95 % interval, null for one pair of runs"""
     low: float | None
     high: float | None
     at_least: float | None
-    """the lower bound instead, where the first evaluation is as good already"""
+    """a lower bound, given instead if the first evaluation is already as good"""
 
 
 class Candidate(Part):
     """A configuration, command or revision with all its runs."""
 
     name: str
-    """knobs that differ from the baseline, or what the user called it"""
+    """knobs that differ from the baseline, or the user's name for it"""
     configuration: Configuration
-    """knobs in which it differs from the baseline or from A; {}: that one itself"""
+    """knobs that differ from the baseline or from A; {}: it is the baseline or A"""
     trial: str | None
     """the first run that has a value"""
     verdict: Verdict | None
-    """what it is compared with the baseline or with A; null: a search that runs each once"""
+    """how it compares with the baseline or A; null: a search that runs each configuration once"""
     runs: int
-    """all runs, and those that its configuration has made fail"""
+    """runs: all runs; failures: those that its configuration has made fail"""
     failures: int
     missed: int = 0
-    """runs that missed the target: longer than any, and not among `values`"""
+    """runs that missed the target; they count as longer than any, and are not among `values`"""
     value: float | None
-    """mean and standard deviation of what is compared, and these values, run by run; of seconds of
-    which some are missed the median, null: it is one of those"""
+    """values: objective or seconds of each run; value, sd: their mean and standard deviation. If
+    runs missed the target, value is the median, null if that is a missed one"""
     sd: float | None
     values: list[float]
     effect: Effect | None
     speedup: SpeedUp | None
-    """null: not determined"""
+    """effect, speedup: compared with the baseline or with A; null: not determined"""
     value_when_chosen: float | None = None
-    """of a finalist, in the search by the same protocol: the difference to `value` was luck"""
+    """value of a finalist in the search, by the same protocol; its lead over `value` was luck"""
     others: dict[str, list[float]] = {}
-    """values of further quantities by name; of a comparison by time those of the objective"""
+    """values of further quantities by name; in a comparison by time, those of the objective"""
     samples_per_s: float | None = None
     cost: float | None = None
-    """of a sample: the baseline's samples per second over those of this candidate"""
+    """samples_per_s: training speed; cost: the baseline's samples per second over this one's"""
     setup_s: float | None = None
     """median seconds before the first batch"""
     evaluations: float | None = None
@@ -97,7 +97,7 @@ class Candidate(Part):
     digest: str | None = None
     """SHA-256 of code and configuration of a side, frozen before the first run"""
     holdout: list[float] = []
-    """what a second judge says of its runs: it decided nothing"""
+    """values of its runs by the second judge, which decides nothing"""
 
 
 class Failure(Part):
@@ -123,19 +123,20 @@ class Rule(Part):
     """How a comparison comes to its verdict, fixed before its first run."""
 
     level: float
-    """probability of a wrong verdict if nothing differs; one_sided: all of it for «better»;
+    """level: probability of a wrong verdict if nothing differs; one_sided: all of it for «better»;
     fixed: one analysis, after all rounds"""
     one_sided: bool
     fixed: bool
     within: float | None
-    """the difference that does not matter, as resolution is given"""
+    """within: a difference that does not matter, in the unit of `resolution`"""
     better_in: Literal["value", "time"]
     target: str | None
     margin: float | None
     equal_sides: bool
     """whether A was compared with itself"""
     rounds: int
-    """rounds that count, the most there could be, and runs at the same time"""
+    """rounds: pairs or seeds that count; max_rounds: the most there could be; at_once: runs at the
+    same time"""
     max_rounds: int
     at_once: int
 
@@ -144,10 +145,10 @@ class NoiseOfRun(Part):
     """The noise of one run."""
 
     sd: float
-    """standard deviation; relative: of the logarithm, so that 0.1 is about 10 %"""
+    """sd: standard deviation; relative: whether of the logarithm, so that 0.1 is about 10 %"""
     relative: bool
     runs: int
-    """runs and configurations that it was estimated from; rough: whether these are few"""
+    """runs, configurations: those that it was estimated from; rough: whether these are few"""
     configurations: int
     rough: bool
 
@@ -156,23 +157,23 @@ class Search(Part):
     """What only a search has."""
 
     trials: int
-    """all that have begun, and how many ended how"""
+    """trials: all that have begun; statuses: how many ended with each status"""
     statuses: dict[Status, int]
     cost_metric: str | None
     """the second objective"""
     seeds: int
-    """runs of each configuration"""
+    """seeds: runs of each configuration"""
     better_than_noise: bool | None
     """whether the best differs from the baseline by more than the noise; null: not known"""
     noise: NoiseOfRun | None
     within_noise_of_best: list[str]
-    """trials that may be as good"""
+    """within_noise_of_best: trials that may be as good as the best"""
     seconds_to_baseline: float | None
-    """when one run of the best was as good as the baseline at its end"""
+    """seconds after which one run of the best had reached the baseline's last value"""
     not_begun: int
-    """planned trials that a search which has ended left out"""
+    """planned trials that were not begun when the search ended"""
     pareto: list[dict[str, Any]]
-    """the configurations on the front of two objectives, and the rows of study.csv"""
+    """pareto: configurations on the front of two objectives; study: the rows of study.csv"""
     study: list[dict[str, Any]]
 
 
@@ -182,12 +183,12 @@ class Ledger(Part):
     number: int
     """from 1"""
     budget: float
-    """share of all kept changes that may be expected to be none, and the rule that keeps it"""
+    """budget: expected share of kept changes without effect, at most; rule: how it is divided"""
     rule: str
     level: float
-    """what this comparison spent: probability of a wrong «better»"""
+    """level: what this comparison spent, the probability of a wrong «better»"""
     kept: int
-    """changes that were better so far, and those since the head was confirmed last"""
+    """kept: changes that were better; kept_since_confirmed: those since the last confirmation"""
     kept_since_confirmed: int
     confirmed: str | None
     """the commit that was confirmed last, or the first one"""
@@ -199,24 +200,24 @@ class Sides(Part):
     """What only a comparison of two sides has."""
 
     one_run_each_tells: float | None
-    """the difference that one run each would tell; null while rough"""
+    """smallest significant difference with one run each; null while the noise is roughly known"""
     first_seed: int | None
-    """of the first round, the next ones follow; null: there are none; seeds_drawn: from the digests
-    of both sides"""
+    """first_seed: of the first round, the next ones follow; null: no seeds; seeds_drawn: whether it
+    follows from the digests of both sides"""
     seeds_drawn: bool
     unseeded: bool
-    """whether the command takes no seed: the runs of a pair have no more in common than their time"""
+    """whether the command takes no seed, so that the runs of a pair share only their time"""
     without_effect: list[str]
-    """sides with runs that are equal on different seeds"""
+    """sides whose runs are equal on different seeds"""
     results_per_process: list[int]
-    """fewest and most, where the mean of several runs in a process is its value; []: it has one"""
+    """fewest and most results of a process whose value is a mean of runs; []: one result"""
     ahead: list[int]
-    """pairs in which B was ahead, and all"""
+    """two numbers: pairs in which B was ahead, and all pairs"""
     gates: list[Gate]
     target_p: float | None
     """one-sided, of a single t-test that the mean of B's values meets the target"""
     judge_digest: str | None
-    """SHA-256 of the file that judged the runs; null: they judged themselves"""
+    """judge_digest: SHA-256 of the file that judged the runs; null: they judged themselves"""
     holdout_failure: str | None
     ledger: Ledger | None
 
@@ -228,7 +229,7 @@ class Test(Effect):
     """welch, paired_t, one_sample_t or z; by ranks, where a run missed or diverged: rank_sum, sign"""
     p: float
     shown: bool
-    """whether p is below its level; ahead: whether the estimate is on the better side"""
+    """shown: whether p is below its level; ahead: whether the estimate is on the better side"""
     ahead: bool
 
 
@@ -239,21 +240,21 @@ class FinishedSet(Part):
     """difference and ratio of the values, and ratio of the seconds (time), to the first set's;
     no_worse: values are worse by less than --margin; meets_target: the mean meets --target"""
     counted: int
-    """runs, or pairs, of which they are"""
+    """runs or pairs that the tests use"""
     irregular: dict[str, list[str]]
     """names of runs without_value or unpaired, which do not count, of those that diverged or missed
     the target, which count as worse than any, and of short ones, which ended before most"""
     evaluations: list[int]
-    """fewest and most of a run, and the steps of the shortest and the longest"""
+    """evaluations: fewest and most of a run; lengths: steps of the shortest and the longest run"""
     lengths: list[float]
     runs_needed: int | None
-    """of a set, to show the margin in 80 %; null: nothing to show, or over 100,000"""
+    """runs of a set that show the margin in 80 % of cases; null: no margin, or over 100,000"""
     p_if_repeated: float | None
-    """how often equal sets reach its p-value if they are tested after each run"""
+    """how often equal sets reach this p-value if they are tested after each run"""
     rank: list[int]
-    """of several sets, with 95 % of resamples"""
+    """rank of the set among several, with its 95 % interval by resampling"""
     ahead_of_next: float | None
-    """in how many resamples"""
+    """share of the resamples in which it is ahead of the next set"""
 
 
 class Finished(Part):
@@ -261,7 +262,7 @@ class Finished(Part):
 
     paired_by: str | None
     sd: float | None
-    """of a run, as given"""
+    """paired_by: pattern that pairs runs; sd: standard deviation of a run, as given"""
     sets: list[FinishedSet]
 
 
@@ -271,49 +272,52 @@ class Result(Part):
     name: str
     kind: Kind
     objective: str
-    """what is compared, as files name it, and as it is printed"""
+    """what is compared: objective is its name in files, metric its printed name, direction whether
+    less or more is better, target the value to reach"""
     metric: str
     direction: Literal["min", "max"]
     target: str | None
     budget_s: float | None
-    """of a run; null: its own end"""
+    """budget_s: seconds of a run, null: it ends by itself; budget_unit: of which seconds"""
     budget_unit: UnitName
     clock: str
     """which seconds counted: process, from a line, or training; only clocks of one kind compare"""
     start_up_share: float | None
-    """of a command's seconds, before the clock began or else before the first value"""
+    """share of a command's seconds before its clock began, or else before its first value"""
     verdict: Verdict | None
-    """of the best candidate, or of B; null: a search that runs each configuration once"""
+    """verdict on the best candidate, or on B; null: a search that runs each configuration once"""
     state: State | None
-    """how far the test is"""
+    """how far the test is, and why it ended"""
     best: str | None
-    """name of the candidate that leads or wins; the baseline's where that stays"""
+    """name of the candidate that leads or wins; the baseline's name if none is better"""
     candidates: list[Candidate]
-    """the baseline or A first; of a search with one run each, besides it, the best and those that
-    would be better and failed on some seed"""
+    """candidates: the baseline or A first; a search with one run each has the best one besides, and
+    those that would be better and failed on some seed; rule: how the verdict is reached"""
     rule: Rule | None
     rough: bool
-    """whether the noise comes from too few runs to be known to more than a factor of two"""
+    """rough: whether the noise is known to a factor of two at best; failure: what ended it"""
     failure: Failure | None
     runs: int
-    """that ended, and those of them during which others used the machine; null: not measured"""
+    """runs: those that ended; disturbed: those during which others used the machine, null: not
+    measured"""
     disturbed: int | None
     fewest_steps: int | None = None
-    """optimizer steps of the shortest training that succeeded; null: nobody counts them"""
+    """optimizer steps of the shortest training that succeeded; null: not counted"""
     workers: list[str] = []
-    """what trainings ran on, hardware and threads; more than one: their values compare loosely"""
+    """hardware and threads of the trainings; with more than one, small differences mean nothing"""
     seconds: dict[str, float]
-    """wall: of the commands that ran it, from the start of each to its result; of the workers by
-    part, confirming runs included"""
+    """seconds: wall of its commands, and seconds of the workers by part, confirming runs included;
+    device_s: training seconds × devices; price: what these cost"""
     device_s: float | None
     price: float | None
     files: dict[str, str]
-    """paths, and commands that go on from here"""
+    """files: paths, and commands that go on from here; search, sides, finished: what only one kind
+    of result has, else null"""
     search: Search | None = None
     sides: Sides | None = None
     finished: Finished | None = None
     confirmations: list[Result] = []
-    """what runs on new seeds have shown, the one that counts first"""
+    """results of runs on new seeds, the one that counts first"""
     summary: list[str] = []
     """all of it in words"""
 

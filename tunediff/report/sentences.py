@@ -221,10 +221,10 @@ def _one_run_each(result: Result) -> str:
     of_base = f"the baseline's {number(base.value)}{mean}"
     how = f"{interval(best.effect)} {'times' if _is_ratio(best) else 'compared with'} {of_base}"
     if not search.better_than_noise:
-        unknown = "whether that is more than noise is not known"
+        unknown = "this may be noise"
         known = "no significant difference by one run each"
         return (
-            f"{who}: {reached}, {how}: {known if search.better_than_noise is False else unknown}."
+            f"{who}: {reached}, {how}; {known if search.better_than_noise is False else unknown}."
         )
     sooner = ""
     if search.seconds_to_baseline is not None:
@@ -232,7 +232,7 @@ def _one_run_each(result: Result) -> str:
         after = "by its first evaluation, at" if is_bound else "after"
         after = f"{after} {text.secs(search.seconds_to_baseline)}"
         times = f"{speedup(best.speedup)} times sooner"
-        sooner = f" It is as good as the baseline at its end {after}: {times}."
+        sooner = f" It reaches the baseline's last value {after}: {times}."
     return f"{who}: {reached}, {how}.{sooner}"
 
 
@@ -357,9 +357,11 @@ def _of_sides(result: Result) -> list[str]:
             " are significant."
         )
     if rule.equal_sides:
-        found = f"this difference is none; {rule.level:.2g} of such comparisons may find one"
+        found = (
+            f"the difference is false; a share of {rule.level:.2g} of such comparisons may find one"
+        )
         is_found = result.verdict in (Verdict.BETTER, Verdict.WORSE)
-        is_right = found if is_found else "that nothing is found is right"
+        is_right = found if is_found else "no difference is the right result"
         said.append(f"Both sides are the same, on different seeds: {is_right}.")
     if a.evaluations and b.evaluations and result.target and (
         max(a.evaluations, b.evaluations) >= 1.5 * min(a.evaluations, b.evaluations)
@@ -385,7 +387,9 @@ def _of_sides(result: Result) -> list[str]:
         said.append(f"Before its first batch {spent}, which the budget does not count.")
     if sides.results_per_process:
         many = " to ".join(map(str, dict.fromkeys(sides.results_per_process)))
-        said.append(f"A process is {many} runs, and their mean its value: pairs are of processes.")
+        said.append(
+            f"A process makes {many} runs. Its value is their mean; pairs are of processes."
+        )
     if sides.unseeded:
         said.append("The command takes no seed: pairs are of runs that follow each other.")
     if sides.ledger is not None:
@@ -395,7 +399,7 @@ def _of_sides(result: Result) -> list[str]:
         said.append(f"The second judge, which decided nothing: {of_a} for A, {of_b} for B.")
     if sides.holdout_failure is not None:
         said.append(f"The second judge, which decides nothing, failed: {sides.holdout_failure}.")
-    runs = "runs on different seeds gave the same values: has the seed an effect?"
+    runs = "runs on different seeds gave the same values: does the seed have an effect?"
     return [*said, *(f"{side}: {runs}" for side in sides.without_effect)]
 
 
@@ -420,7 +424,7 @@ def _of_search(result: Result) -> list[str]:
     if search.noise is not None and not result.confirmations:
         said.append(f"Noise: {noise(search.noise, result.metric)}.")
     elif result.verdict is None:
-        said.append("One run each: how much of that is chance is unknown.")
+        said.append("One run each: some of that may be chance.")
     if search.within_noise_of_best and not result.confirmations:
         names, more = search.within_noise_of_best[:8], len(search.within_noise_of_best) - 8
         rest = f" and {more} more" if more > 0 else ""
@@ -455,16 +459,18 @@ def _of_runs(result: Result) -> list[str]:
     steps, said = result.counts.fewest_steps, list[str]()
     if steps is not None and steps < FEW_STEPS and result.counts.failure is None:
         said.append(
-            f"The shortest training took {pluralize(steps, 'optimizer step')}: values as early as"
-            " that say little about later ones. A longer --budget gives more steps."
+            f"The shortest training took {pluralize(steps, 'optimizer step')}: such early"
+            " values say little about later ones. A longer --budget gives more steps."
         )
     if result.disturbed:
         said.append(
             f"During {result.disturbed:,} of {pluralize(result.runs, 'run')} others used the"
-            " machine: their speed, and so their results within the budget, may be worse for it."
+            " machine, so their speed, and their results within the budget, may be worse."
         )
     if len(result.workers) > 1:
-        said.append(f"Workers were unequal ({'; '.join(result.workers)}): values compare loosely.")
+        said.append(
+            f"Workers were unequal ({'; '.join(result.workers)}): do not compare small differences."
+        )
     return said
 
 
@@ -494,8 +500,8 @@ def why(
     )
     if parts.learning is None or at_samples is None:
         return (
-            f"{gain}; how much of that is speed is unknown, since at {equal} one of them had"
-            f" no value; {trust}."
+            f"{gain}; the share of speed is unknown, since one of them had no value at"
+            f" {equal}; {trust}."
         )
     same = f"{number(at_samples[1])} instead of {number(at_samples[0])} at {equal}"
     if parts.total >= 0:
