@@ -180,9 +180,9 @@ def nothing_installed(monkeypatch):
 @pytest.fixture
 def poor_judge(monkeypatch):
     """Classifiers that judge need not be good, and are trained in no time."""
-    from tunediff.evaluation import image_networks
+    from tunediff.evaluation import features
 
-    monkeypatch.setattr(image_networks, "STEPS", 2)
+    monkeypatch.setattr(features, "STEPS", 2)
 
 
 @pytest.fixture

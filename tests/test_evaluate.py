@@ -19,7 +19,7 @@ from tunediff import config as cfg
 from tunediff import evaluate
 from tunediff.core import environment, progress
 from tunediff.data import images as data
-from tunediff.evaluation import features, image_networks
+from tunediff.evaluation import features
 from tunediff.evaluation.generation import ImageNoise
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.quality import Quality, Real
@@ -37,7 +37,7 @@ NAMES = [name for names in KINDS.values() for name in names]
 def cache(tmp_path_factory):
     """One cache folder for this file; classifiers need not be good."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(image_networks, "STEPS", 30)
+        patch.setattr(features, "STEPS", 30)
         patch.setenv("TUNEDIFF_CACHE", str(tmp_path_factory.mktemp("cache")))
         threads = torch.get_num_threads()
         torch.set_num_threads(1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tunediff.data.images import Images
 from tunediff.evaluation import features, reference
-from tunediff.evaluation.extractor import Extractor
+from tunediff.evaluation.features import Extractor
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from tunediff.evaluation.distance import (
     kernel_distance,
     refuse_non_finite,
 )
-from tunediff.evaluation.extractor import Extractor
+from tunediff.evaluation.features import Extractor
 from tunediff.evaluation.reference import reference
 from tunediff.training.precision import evaluation_precision
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tunediff.data.images import Images
 from tunediff.distributed import World
 from tunediff.evaluation.distance import FeatureStatistics, Reference, frechet, kernel_distance
-from tunediff.evaluation.extractor import Extractor
+from tunediff.evaluation.features import Extractor
 from tunediff.evaluation.names import KINDS
 from tunediff.evaluation.reference import real_features, reference
 from tunediff.training.precision import evaluation_precision

@@ -12,7 +12,7 @@ from tunediff.core.progress import Progress
 from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.evaluation.distance import FeatureStatistics, Reference
-from tunediff.evaluation.extractor import Extractor
+from tunediff.evaluation.features import Extractor
 
 KID_FEATURES = 2000
 """Real images whose features are kept for the kernel distance."""
