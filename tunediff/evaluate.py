@@ -192,7 +192,7 @@ def _measured(
     from tunediff.data import images as data
     from tunediff.evaluation import features
     from tunediff.evaluation.generation import SampleRequest
-    from tunediff.evaluation.quality import Quality, Real
+    from tunediff.evaluation.judge import Quality, Real
     from tunediff.training import memory
 
     evaluation, device = config.evaluation, world.device

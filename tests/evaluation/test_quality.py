@@ -11,10 +11,10 @@ from torch_fidelity.metric_isc import isc_features_to_metric
 
 from tunediff.data.images import Images
 from tunediff.distributed import alone
-from tunediff.evaluation import features, quality
+from tunediff.evaluation import features, judge
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kid
+from tunediff.evaluation.judge import Quality, Real, inception_score, precision_recall
 from tunediff.evaluation.names import KINDS, name_of
-from tunediff.evaluation.quality import Quality, Real, inception_score, precision_recall
 
 
 class Pixels:
@@ -112,7 +112,7 @@ def test_values_are_those_of_their_parts(real: Real) -> None:
 
 
 def test_only_so_many_features_are_kept(real: Real, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quality, "FEATURES", 100)
+    monkeypatch.setattr(judge, "FEATURES", 100)
     images = pictures(302, 3)
     found = judged(images, real, [90, 20, 192])
     assert (found["kid"].images, found["recall"].images, found["frechet"].images) == (100, 100, 302)

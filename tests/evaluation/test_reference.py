@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tunediff.data.images import Images
-from tunediff.evaluation import features, reference
+from tunediff.evaluation import features, judge
 from tunediff.evaluation.features import Extractor
 
 
@@ -20,7 +20,7 @@ def extractor(digits: Images) -> Extractor:
 
 
 def test_reference_is_that_of_all_images(digits: Images, extractor: Extractor) -> None:
-    found = reference.reference(digits, extractor, "cpu", 50)
+    found = judge.reference(digits, extractor, "cpu", 50)
     values = extractor(digits.pixels).double().numpy()
     assert found.count == 1797
     assert found.mean.numpy() == pytest.approx(values.mean(0), rel=1e-5)
@@ -40,8 +40,8 @@ class Known:
 
 
 def test_reference_is_computed_once(digits: Images, extractor: Extractor) -> None:
-    first = reference.reference(digits, extractor, "cpu", 50)
-    second = reference.reference(digits, Known(extractor), "cpu", 50)
+    first = judge.reference(digits, extractor, "cpu", 50)
+    second = judge.reference(digits, Known(extractor), "cpu", 50)
     for field in ("mean", "cov", "root", "features"):
         assert torch.equal(getattr(first, field), getattr(second, field))
 
@@ -55,15 +55,15 @@ def test_reference_file_depends_on_all_that_matters(digits: Images, extractor: E
 
     fewer = dataclasses.replace(digits, pixels=digits.pixels[:100])
     changed = dataclasses.replace(digits, digest="f" * 64)
-    paths = {reference.cache_path(images, extractor) for images in (digits, fewer, changed)}
-    assert len(paths | {reference.cache_path(digits, Other())}) == 4
+    paths = {judge.cache_path(images, extractor) for images in (digits, fewer, changed)}
+    assert len(paths | {judge.cache_path(digits, Other())}) == 4
 
 
 @pytest.mark.parametrize("damage", ["empty", "rubbish", "cut", "another length"])
 def test_damaged_reference_is_computed_again(digits: Images, extractor: Extractor, damage: str) -> None:
-    path = reference.cache_path(digits, extractor)
+    path = judge.cache_path(digits, extractor)
     path.unlink(missing_ok=True)  # another test may have computed it with another number of threads
-    first = reference.reference(digits, extractor, "cpu", 50)
+    first = judge.reference(digits, extractor, "cpu", 50)
     good = path.read_bytes()
     if damage == "another length":
         np.savez(
@@ -71,20 +71,20 @@ def test_damaged_reference_is_computed_again(digits: Images, extractor: Extracto
         )
     else:
         path.write_bytes({"empty": b"", "rubbish": b"PK rubbish", "cut": good[:-40]}[damage])
-    assert torch.equal(reference.reference(digits, extractor, "cpu", 50).cov, first.cov)
+    assert torch.equal(judge.reference(digits, extractor, "cpu", 50).cov, first.cov)
     assert len(path.read_bytes()) == len(good)
 
 
 def test_real_features_are_those_of_a_fixed_mixture(digits: Images, extractor: Extractor) -> None:
-    first = reference.real_features(digits, extractor, "cpu", 50, 120)
+    first = judge.real_features(digits, extractor, "cpu", 50, 120)
     order = torch.randperm(1797, generator=torch.Generator().manual_seed(0))
     assert torch.allclose(first, extractor(digits.pixels[order[:120]]), atol=1e-5)
-    assert reference.real_features(digits, extractor, "cpu", 50, 5000).shape == (1797, 64)
+    assert judge.real_features(digits, extractor, "cpu", 50, 5000).shape == (1797, 64)
 
     # From the cache; a damaged one is computed again.
-    path = reference.cache_path(digits, extractor, "features120")
+    path = judge.cache_path(digits, extractor, "features120")
     whole = path.read_bytes()
-    assert torch.equal(reference.real_features(digits, Known(extractor), "cpu", 50, 120), first)
+    assert torch.equal(judge.real_features(digits, Known(extractor), "cpu", 50, 120), first)
     path.write_bytes(whole[:-40])
-    assert torch.equal(reference.real_features(digits, extractor, "cpu", 50, 120), first)
+    assert torch.equal(judge.real_features(digits, extractor, "cpu", 50, 120), first)
     assert path.read_bytes() == whole

@@ -19,7 +19,7 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Activity
 from tunediff.core.trial_record import read_trial
-from tunediff.integrations import background, services, tracking
+from tunediff.integrations import background, tracking
 from tunediff.integrations.tracking import Tracker
 from tunediff.tuning import experiment
 
@@ -70,7 +70,7 @@ def sent(monkeypatch):
         def close(self):
             sent.append((self.name, "closed"))
 
-    monkeypatch.setitem(services.SERVICES, "mlflow", Remembers)
+    monkeypatch.setitem(tracking.SERVICES, "mlflow", Remembers)
     return sent
 
 
@@ -139,7 +139,7 @@ def test_a_service_that_hangs_does_not_keep_the_search(folder, space, sent, monk
     for module, limit in ((background, "SILENT_S"), (tracking, "PATIENCE_S")):
         monkeypatch.setattr(module, limit, 0.0)
     hanging = threading.Event()
-    monkeypatch.setattr(services.SERVICES["mlflow"], "log", lambda *content: hanging.wait())
+    monkeypatch.setattr(tracking.SERVICES["mlflow"], "log", lambda *content: hanging.wait())
     assert len(track(folder)) == 1
     hanging.set()
 
@@ -172,7 +172,7 @@ def test_a_training_is_one_run_that_the_same_command_goes_on_with(tmp_path, sent
 
 @pytest.fixture
 def wandb_is_missing(monkeypatch):
-    monkeypatch.setattr(services.WandbRun, "package", "no_such_package")
+    monkeypatch.setattr(tracking.WandbRun, "package", "no_such_package")
 
 
 @pytest.mark.usefixtures("wandb_is_missing", "in_this_process")
@@ -318,6 +318,6 @@ def test_trackio_database_has_runs_with_knobs_and_points(folder, space, tmp_path
 def test_points_that_are_not_finite_are_not_sent(folder, space):
     searches.write(folder, space, 0, {}, CURVE, found={"kid": math.inf, "label": "FD"})
     point = read_trial(folder / "trials" / "t0000").points[0]
-    assert services.numbers(point)["train_s"] == 5.0
-    assert "system/step_s" in services.numbers(point)
-    assert not {"kid", "label", "disturbed", "seconds"} & services.numbers(point).keys()
+    assert tracking.numbers(point)["train_s"] == 5.0
+    assert "system/step_s" in tracking.numbers(point)
+    assert not {"kid", "label", "disturbed", "seconds"} & tracking.numbers(point).keys()

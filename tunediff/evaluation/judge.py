@@ -1,32 +1,120 @@
-"""Compare any generator's images with real ones, at every evaluation of a training."""
+"""Compare generated images with real ones: at every evaluation of a training (`Judge`), or many of
+a finished model by all metrics (`Quality`). Statistics and features of the real images are computed
+once per set, extractor and machine.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-from collections.abc import Iterable
-from typing import TypedDict
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import NamedTuple, TypedDict
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tunediff.core.errors import EvaluationStoppedError
+from tunediff.core.progress import Progress
+from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
 from tunediff.distributed import World
 from tunediff.evaluation.distance import (
     FeatureStatistics,
     NonFiniteError,
+    Reference,
     frechet,
     kernel_distance,
     refuse_non_finite,
 )
 from tunediff.evaluation.features import Extractor
-from tunediff.evaluation.reference import reference
+from tunediff.evaluation.names import KINDS
 from tunediff.training.precision import evaluation_precision
 
 GRID_IMAGES = 64
 KID_IMAGES = 2000
+"""Images of each side whose features the kernel distance of a training compares."""
+FEATURES = 10_000
+"""Most feature vectors kept of a set, for metrics of pairs: KID, precision, recall."""
+SPLITS = 10
+NEIGHBOURS = 3
+_VERSION = 1  # raise it when the same images and extractor would give other numbers
 
 
+# ---- the real images
+def reference(
+    images: Images, extractor: Extractor, device: torch.device | str, batch_size: int
+) -> Reference:
+    """Return the statistics of all `images`, on `device`, from the cache or computed."""
+
+    def read(path: Path) -> Reference:
+        stored = _read(path, min(len(images), KID_IMAGES), extractor.dim)
+        return Reference(count=int(stored.pop("count")), **stored)
+
+    def compute() -> Reference:
+        statistics = FeatureStatistics(extractor.dim, device)
+        selected = torch.zeros(len(images), dtype=torch.bool)
+        selected[_shuffled(len(images))[:KID_IMAGES]] = True
+        features = []
+        with Progress(f"features of real images ({extractor.name})", len(images)) as progress:
+            parts = (torch.split(rows, batch_size) for rows in (images.pixels, selected))
+            for batch, of_batch in zip(*parts, strict=True):
+                batch_features = extractor(batch.to(device))
+                statistics.update(batch_features)
+                features.append(batch_features[of_batch.to(device)])
+                progress.more(len(batch))
+        return Reference.of(statistics, torch.cat(features).float()).to("cpu")
+
+    path = cache_path(images, extractor)
+    return once(path, read, compute, lambda file, new: np.savez(file, **vars(new))).to(device)
+
+
+def real_features(
+    images: Images, extractor: Extractor, device: torch.device | str, batch_size: int, count: int
+) -> Tensor:
+    """Return features float32 [≤ count, d] of the first `count` of a fixed shuffle; cached."""
+    indices = _shuffled(len(images))[:count]
+
+    def compute() -> Tensor:
+        features = []
+        with Progress(f"features of real images ({extractor.name})", len(indices)) as progress:
+            for part in torch.split(indices, batch_size):
+                features.append(extractor(images.pixels[part].to(device)).float())
+                progress.more(len(part))
+        return torch.cat(features).cpu()
+
+    path = cache_path(images, extractor, f"features{len(indices)}")
+    return once(
+        path,
+        lambda path: _read(path, len(indices), extractor.dim)["features"],
+        compute,
+        lambda file, features: np.savez(file, features=features),
+    ).to(device)
+
+
+def cache_path(images: Images, extractor: Extractor, kind: str = "reference") -> Path:
+    """Return the cache file of this reference; its name holds everything the numbers depend on."""
+    of_images = f"{images.digest[:16]}-{len(images)}"
+    of_extractor = f"{extractor.name}-{extractor.digest[:16]}"
+    return cache_dir() / f"{kind}-{of_images}-{of_extractor}-{_VERSION}.npz"
+
+
+def _shuffled(count: int) -> Tensor:
+    """Return the indices of all images in a fixed random order: files are sorted by class."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+
+
+def _read(path: Path, count: int, dim: int) -> dict[str, Tensor]:
+    """Read a cache file. Raises ValueError if it does not hold `count` features of length `dim`."""
+    with np.load(path, allow_pickle=False) as stored:
+        tensors = {name: torch.from_numpy(array) for name, array in stored.items()}
+    if (shape := list(tensors["features"].shape)) != [count, dim]:
+        raise ValueError(f"holds {shape} numbers, not {[count, dim]}")
+    return tensors
+
+
+# ---- in a training
 class Distances(TypedDict):
     """How far generated images are from the real ones."""
 
@@ -106,3 +194,129 @@ def _by_number(of_ranks: list[list[Tensor]]) -> Tensor:
     """Join all ranks' parts by image number: the first of every rank, then the second, …"""
     turns = itertools.zip_longest(*of_ranks)
     return torch.cat([part for turn in turns for part in turn if part is not None])
+
+
+# ---- of a finished model
+class Value(NamedTuple):
+    """One metric of one set of images."""
+
+    value: float | None
+    """None where there are too few images to say anything."""
+    images: int
+    """Number of generated images."""
+    within_sd: float | None = None
+    """Standard deviation over subsets (KID) or splits (IS) of these images, not over seeds."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Real:
+    """Statistics and features of the real images, for the metrics that are computed."""
+
+    reference: Reference | None
+    """Of all real images."""
+    features: Tensor | None
+    """float32 [≤ 10,000, d]: of the first of a fixed shuffle."""
+
+    @classmethod
+    def of(
+        cls,
+        images: Images,
+        extractor: Extractor,
+        device: torch.device | str,
+        batch_size: int,
+        kinds: Collection[str],
+    ) -> Real:
+        """Read them from the cache folder or compute them; `kinds` are keys of `names.KINDS`."""
+        options, of_all, features = (images, extractor, device, batch_size), None, None
+        if "fd" in kinds:
+            of_all = reference(*options)
+        if {"kid", "pr"} & set(kinds):
+            features = real_features(*options, FEATURES)
+        return cls(of_all, features)
+
+
+class Quality:
+    """The metrics of n images added in batches, in any order, by one process or several."""
+
+    def __init__(
+        self,
+        extractor: Extractor,
+        n: int,
+        device: torch.device | str,
+        kinds: Collection[str] = tuple(KINDS),
+    ) -> None:
+        """`n` of at least 8; `kinds` are keys of `names.KINDS`."""
+        self._extractor, self._device, self._kinds = extractor, torch.device(device), set(kinds)
+        self._n = n
+        self._statistics = FeatureStatistics(extractor.dim, device) if "fd" in kinds else None
+        count = min(n, FEATURES) if {"kid", "pr"} & self._kinds else 0
+        # Every rank fills in the rows of its own images; the sum over ranks has them all.
+        self._features = torch.zeros(count, extractor.dim, device=device)
+        self._logits = torch.zeros(n if "is" in kinds else 0, extractor.classes, device=device)
+
+    def update(self, start: int, images: Tensor) -> None:
+        """Add images start, start + 1, …, uint8 [B, C, H, W]. Raises `NonFiniteError`."""
+        features, logits = self._extractor.with_logits(images)
+        if self._statistics is not None:
+            self._statistics.update(features)
+        for rows, batch in ((self._features, features), (self._logits, logits)):
+            rows[start : start + len(batch)] = batch[: max(0, len(rows) - start)]
+
+    def merge(self, world: World) -> None:
+        """Sum the statistics over ranks; every rank must call it, after its last image."""
+        if self._statistics is not None:
+            self._statistics.merge(world)
+        for rows in (self._features, self._logits):
+            if rows.numel():
+                world.sum(rows)
+
+    def values(self, real: Real) -> dict[str, Value]:
+        """Return the metrics of the chosen kinds, by the names in `names.KINDS`."""
+        metrics: dict[str, Value] = {}
+        count = len(self._features)
+        with torch.no_grad(), evaluation_precision(self._device):
+            if self._statistics is not None:
+                assert real.reference is not None
+                metrics["frechet"] = Value(frechet(self._statistics, real.reference), self._n)
+            if "kid" in self._kinds:
+                assert real.features is not None
+                mean, sd = kernel_distance(self._features, real.features) or (None, None)
+                metrics["kid"] = Value(mean, count, sd)
+            if "is" in self._kinds:
+                mean, sd = inception_score(self._logits) or (None, None)
+                metrics["inception_score"] = Value(mean, self._n, sd)
+            if "pr" in self._kinds:
+                assert real.features is not None
+                precision, recall = precision_recall(self._features, real.features) or (None, None)
+                metrics |= {"precision": Value(precision, count), "recall": Value(recall, count)}
+        return metrics
+
+
+def inception_score(logits: Tensor) -> tuple[float, float] | None:
+    """Return mean and standard deviation, over 10 splits in order, of exp of the mean KL divergence
+    of p(y|x) from p(y) (Salimans et al. 2016, arXiv 1606.03498, §4) for logits [n, classes], as
+    torch-fidelity computes it; None for fewer than 10 images, or without classes."""
+    if len(logits) < SPLITS or not logits.shape[1]:
+        return None
+    from torch_fidelity.metric_isc import isc_features_to_metric
+
+    metrics = isc_features_to_metric(logits, splits=SPLITS, shuffle=False)
+    return metrics["inception_score_mean"], metrics["inception_score_std"]
+
+
+def precision_recall(generated: Tensor, real: Tensor) -> tuple[float, float] | None:
+    """Return the shares of generated features [n, d] in the real manifold, and of real ones [m, d]
+    in the generated one (Kynkäänniemi et al. 2019, arXiv 1904.06991, k = 3), as torch-fidelity
+    computes them; None for 3 or fewer of either.
+
+    A manifold is made of spheres around its features that reach to the third-nearest other one.
+    Here the features are those of the Fréchet distance; the paper and torch-fidelity's default take
+    VGG16's, which give other numbers.
+    """
+    if min(len(generated), len(real)) <= NEIGHBOURS:
+        return None
+    from torch_fidelity.metric_prc import prc_features_to_metric
+
+    options = {"prc_neighborhood": NEIGHBOURS, "prc_batch_size": 2500}
+    metrics = prc_features_to_metric(generated, real, save_cpu_ram=True, verbose=False, **options)
+    return metrics["precision"], metrics["recall"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -107,75 +106,3 @@ def convnet(width: int, channels: int, classes: int) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(4 * width, classes),
     )
-
-
-# ---- transformer, 128×128
-class InceptionMixer(nn.Module):
-    """Mixes tokens by three paths over channels (Si et al. 2022, arXiv 2205.12956, 3.1).
-
-    High frequencies take max-pooling, then a linear layer, and a linear layer, then a depthwise
-    convolution, each for half of `width − low` channels. Low frequencies take self-attention at
-    1/`reduction` of the resolution. A depthwise convolution with a shortcut and a linear layer fuse
-    them. Feature maps [B, width, H, W] of any size.
-    """
-
-    def __init__(self, width: int, low: int, head: int, reduction: int) -> None:
-        super().__init__()
-        high = (width - low) // 2
-        self.parts, self.head, self.reduction = (high, high, low), head, reduction
-        self.pooled, self.linear = nn.Conv2d(high, high, 1), nn.Conv2d(high, high, 1)
-        self.depthwise = nn.Conv2d(high, high, 3, padding=1, groups=high)
-        self.qkv = nn.Conv2d(low, 3 * low, 1)
-        self.fuse = nn.Conv2d(width, width, 3, padding=1, groups=width)
-        self.out = nn.Conv2d(width, width, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        edges, textures, low = torch.split(x, list(self.parts), 1)
-        edges = self.pooled(F.max_pool2d(edges, 3, stride=1, padding=1))
-        textures = self.depthwise(self.linear(textures))
-        mixed = torch.cat([edges, textures, self.attention(low)], 1)
-        fused: Tensor = self.out(mixed + self.fuse(mixed))
-        return fused
-
-    def attention(self, x: Tensor) -> Tensor:
-        small = F.avg_pool2d(x, self.reduction, ceil_mode=True) if self.reduction > 1 else x
-        heads: Tensor = self.qkv(small).flatten(2).unflatten(1, (3, -1, self.head))
-        q, k, v = heads.transpose(-1, -2).unbind(1)  # [B, heads, tokens, head]
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(-1, -2).reshape(small.shape)
-        return F.interpolate(attended, x.shape[-2:]) if self.reduction > 1 else attended
-
-
-class InceptionBlock(Block):
-    """The mixer, then an MLP of four times the width, both with shortcut and norm."""
-
-    def __init__(self, width: int, low: int, head: int, reduction: int) -> None:
-        super().__init__()
-        self.norm1, self.mixer = nn.GroupNorm(1, width), InceptionMixer(width, low, head, reduction)
-        self.norm2 = nn.GroupNorm(1, width)
-        widen, narrow = nn.Conv2d(width, 4 * width, 1), nn.Conv2d(4 * width, width, 1)
-        self.mlp = nn.Sequential(widen, nn.GELU(), narrow)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mixer(self.norm1(x))
-        mixed: Tensor = x + self.mlp(self.norm2(x))
-        return mixed
-
-
-def inception_transformer(width: int, channels: int, classes: int) -> nn.Sequential:
-    """Return iFormer's four stages, at 1/4 to 1/32 of the side, `width` to 8 × `width`.
-
-    The ramp: attention has 1/4, 1/2, 3/4 and 7/8 of the channels, as low frequencies matter more in
-    later layers; in the first two stages it sees half of the resolution. There are no batch
-    statistics, so that any number of workers learns the same.
-    """
-    stem, head = width // 2, width // 4
-    parts: list[nn.Module] = [nn.Conv2d(channels, stem, 3, 2, 1), nn.GroupNorm(1, stem), nn.GELU()]
-    before = stem
-    stages = ((1, width // 4, 2, 2), (2, width, 2, 2), (4, 3 * width, 1, 4), (8, 7 * width, 1, 2))
-    for multiple, low, reduction, depth in stages:
-        out = multiple * width
-        parts += [nn.Conv2d(before, out, 3, 2, 1), nn.GroupNorm(1, out)]
-        parts += [InceptionBlock(out, low, head, reduction) for _ in range(depth)]
-        before = out
-    last = (nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
-    return nn.Sequential(*parts, nn.GroupNorm(1, before), *last)

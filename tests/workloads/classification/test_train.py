@@ -147,7 +147,7 @@ def test_a_network_that_diverged_is_no_result_and_a_long_evaluation_can_stop():
 
 
 TWO = {
-    "model__name": "inception_transformer", "model__width": 16, "loader__batch_size": 16, "optimizer__lr": 0.01,
+    "model__name": "timm/test_convnext", "data__image_size": 32, "loader__batch_size": 16, "optimizer__lr": 0.01,
     "regularization__crop_padding": 1, "evaluation__batch_size": 50, "evaluation__points": 1,
 }  # fmt: skip
 
@@ -170,6 +170,7 @@ def both(world):
 
 @pytest.mark.nightly
 def test_two_ranks_learn_and_find_what_one_does(tmp_path):
+    pytest.importorskip("timm")
     load(digits().data)
     one = train(digits(**TWO), samples=16 * 6, evaluates=True)
     first, second = ranks(both, tmp_path)

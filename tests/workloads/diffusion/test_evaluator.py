@@ -22,7 +22,7 @@ from tunediff.evaluation import number_format
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet
 from tunediff.training import number_formats
 from tunediff.workloads.diffusion import evaluator
-from tunediff.workloads.diffusion.evaluator import Evaluator, Scores, Validation, generate
+from tunediff.workloads.diffusion.evaluator import Evaluator, Scores, Validation, generate, held_out
 from tunediff.workloads.diffusion.process import Diffusion
 
 CPU = alone("cpu")
@@ -53,14 +53,6 @@ def test_scores(digits: Images, config: Any, identity: Any) -> None:
     assert evaluator(network, identity) == scores
 
 
-def test_evaluators_that_sample_differently_share_what_is_on_the_device(digits: Images, config: Any) -> None:
-    """A second extractor, of the final evaluation, would be in the peak memory of the trials after the first."""
-    final = override(config, {"evaluation.images": 200, "evaluation.sampler": "ddpm", "evaluation.seed": 1})
-    assert judge(final, digits).judge is judge(config, digits).judge
-    others = override(config, {"evaluation.extractor": "random"})
-    assert judge(others, digits).judge.extractor.name == "random"
-
-
 def test_a_ruler_with_weights_of_its_own_needs_no_labels(config: Any) -> None:
     values = {"data.image_size": 16, "model.attention": [], "evaluation.images": 40}
     large = override(config, values | {"evaluation.extractor": "cifar10-resnet"})
@@ -85,7 +77,8 @@ def test_real_digits_score_better_than_noise(digits: Images, config: Any, identi
 
 def test_validation_is_part_of_the_scores_unless_switched_off(digits: Images, config: Any, identity: Any) -> None:
     scores = judge(config, digits)(network, identity)
-    losses = Validation(config.data, config.evaluation, digits, CPU)(network, identity)
+    pixels, split = held_out(config.data, digits, config.evaluation.validation_images)
+    losses = {**Validation(pixels, identity, CPU, 1000)(network), "validation_split": split}
     assert set(losses) == {"validation_loss", "validation_mse", "validation_log_snr", "validation_split"}
     assert {name: scores[name] for name in losses} == losses
     without = judge(override(config, {"evaluation.validation_images": 0}), digits)(network, identity)
@@ -202,15 +195,16 @@ def _judged(world: World) -> tuple[Any, Any, list[str]]:
     real = images.load(conf.data)
     evaluator = judge(conf, real, world)
     scores = evaluator(network, Identity())
-    validation = Validation(conf.data, conf.evaluation, real, world)
+    pixels, _ = held_out(conf.data, real, conf.evaluation.validation_images)
+    validation = Validation(pixels, Identity(), world, 50)
 
     def diverges_on_rank_1(x: Tensor, t: Tensor) -> Tensor:
         return x * float("nan") if world.rank == 1 else x
 
     failures = []
-    for measure in (evaluator, validation):
+    for measure in (lambda network: evaluator(network, Identity()), validation):
         try:
-            measure(diverges_on_rank_1, Identity())
+            measure(diverges_on_rank_1)
         except NonFiniteError as error:
             failures.append(str(error))
     return scores, evaluator.judge.last_images.numpy(), failures

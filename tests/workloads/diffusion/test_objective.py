@@ -10,7 +10,7 @@ from tunediff.distributed import alone
 from tunediff.workloads.diffusion import knobs, methods, timesteps
 from tunediff.workloads.diffusion.objective import DiffusionLoss, build_weighting
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps import adaptive
+from tunediff.workloads.diffusion.timesteps import base
 from tunediff.workloads.diffusion.timesteps.base import TimestepSampler
 
 SAMPLERS = [kind() for kind in timesteps.KINDS]
@@ -40,7 +40,7 @@ def test_an_error_counts_once_in_the_mean(sampler: Any, weights: Any) -> None:
 def test_the_scale_follows_a_sampler_that_adapts() -> None:
     objective, sampler = build(methods.LossSecondMoment(history=1, importance_correction=0.0), methods.P2())
     t = torch.arange(1000)
-    for _ in range(adaptive.REFRESH_EVERY):
+    for _ in range(base.REFRESH_EVERY):
         sampler.update(t, 1 / (1.0 + t), torch.ones(1000))
     drawn, factor = sampler.sample(torch.zeros(50_000, 3, 8, 8), torch.Generator().manual_seed(0))
     assert objective.factors(drawn, factor).mean() < 0.7  # P2 suppresses what is now drawn most

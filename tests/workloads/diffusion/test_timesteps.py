@@ -20,13 +20,13 @@ from tunediff.distributed import World, alone
 from tunediff.workloads.diffusion import knobs, methods, timesteps
 from tunediff.workloads.diffusion.objective import DiffusionLoss, build_weighting
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps import adaptive, wiener
+from tunediff.workloads.diffusion.timesteps import base, wiener
 from tunediff.workloads.diffusion.timesteps.base import TableSampler, TimestepSampler
 
 ALL = typing.get_args(typing.get_args(methods.Timesteps)[0])
 EVERY = [kind() for kind in ALL]
-BY_ERRORS = {kind for kind, one in timesteps.KINDS.items() if issubclass(one, adaptive.Adaptive)} - {methods.Wiener}
-PACE = adaptive.REFRESH_EVERY
+BY_ERRORS = {kind for kind, one in timesteps.KINDS.items() if issubclass(one, base.Adaptive)} - {methods.Wiener}
+PACE = base.REFRESH_EVERY
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def refresh_every(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What is learned shows after every batch, unless a test asks for so many."""
 
     def refresh_every(batches: int) -> None:
-        monkeypatch.setattr(adaptive, "REFRESH_EVERY", batches)
+        monkeypatch.setattr(base, "REFRESH_EVERY", batches)
 
     refresh_every(1)
     return refresh_every

@@ -15,7 +15,7 @@ from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import alone
 from tunediff.evaluation.distance import NonFiniteError
-from tunediff.workloads.diffusion.evaluator import BINS, Losses, Validation
+from tunediff.workloads.diffusion.evaluator import BINS, Losses, Validation, held_out
 from tunediff.workloads.diffusion.knobs import Process
 from tunediff.workloads.diffusion.process import Diffusion, equal_bins
 
@@ -24,13 +24,14 @@ def process(prediction: str = "epsilon", schedule: str = "linear", steps: int = 
     return Diffusion(Process(prediction=prediction, schedule=schedule, steps=steps))
 
 
-def validation(config: Any, images: Images) -> Validation:
-    return Validation(config.data, config.evaluation, images, alone("cpu"))
+def taken(config: Any, images: Images) -> tuple[Tensor, str]:
+    return held_out(config.data, images, config.evaluation.validation_images)
 
 
 def measured(images: Images, predict: Any, diffusion: Diffusion, **knobs: Any) -> Losses:
     config = override(baseline("digits"), {"evaluation.validation_images": 64} | knobs)
-    return validation(config, images)(predict, diffusion)
+    pixels, _ = taken(config, images)
+    return Validation(pixels, diffusion, alone("cpu"), config.evaluation.batch_size)(predict)
 
 
 # --------------------------------------------------------------------------------------------------------------- bins
@@ -158,14 +159,14 @@ def test_a_diverged_model_is_refused(digits: Images) -> None:
 # ------------------------------------------------------------------------------------------------------------- images
 def test_without_a_held_out_split_learned_images_are_taken(digits: Images) -> None:
     config = override(baseline("digits"), {"evaluation.validation_images": 60})
-    found = validation(config, digits)
-    assert found.split == "all"
-    classes = [digits.labels[(digits.pixels == image).flatten(1).all(1)][0].item() for image in found.pixels]
+    found, split = taken(config, digits)
+    assert split == "all"
+    classes = [digits.labels[(digits.pixels == image).flatten(1).all(1)][0].item() for image in found]
     assert set(classes) == set(range(10)), "a mixture"
-    more = validation(override(config, {"evaluation.validation_images": 100}), digits)
-    assert torch.equal(more.pixels[:60], found.pixels)
-    every = validation(override(config, {"evaluation.validation_images": 5000}), digits)
-    assert len(every.pixels) == 1797
+    more, _ = taken(override(config, {"evaluation.validation_images": 100}), digits)
+    assert torch.equal(more[:60], found)
+    every, _ = taken(override(config, {"evaluation.validation_images": 5000}), digits)
+    assert len(every) == 1797
 
 
 def folder(root: Path, **shades: int) -> Any:
@@ -181,15 +182,15 @@ def folder(root: Path, **shades: int) -> Any:
 
 def test_the_test_split_is_taken_where_it_is_not_learned(tmp_path: Path) -> None:
     config = folder(tmp_path, train=10, test=200)
-    found = validation(config, data.load(config.data))
-    assert (found.split, len(found.pixels)) == ("test", 6)
-    assert found.pixels.min() >= 200
+    found, split = taken(config, data.load(config.data))
+    assert (split, len(found)) == ("test", 6)
+    assert found.min() >= 200
     learned = override(config, {"data.split": "test"})
-    assert validation(learned, data.load(learned.data)).split == "test"
+    assert taken(learned, data.load(learned.data))[1] == "test"
     both = override(config, {"data.split": "all", "data.max_images": None})
-    assert validation(both, data.load(both.data)).split == "all", "the test images are learned as well"
+    assert taken(both, data.load(both.data))[1] == "all", "the test images are learned as well"
     single = override(config, {"evaluation.validation_images": 1})
-    assert len(validation(single, data.load(config.data)).pixels) == 1
+    assert len(taken(single, data.load(config.data))[0]) == 1
 
 
 def test_pixels_are_scaled_as_in_training(tmp_path: Path) -> None:
@@ -200,6 +201,7 @@ def test_pixels_are_scaled_as_in_training(tmp_path: Path) -> None:
         cleanest.extend(x[t < 5].mean((1, 2, 3)).tolist())
         return x
 
-    validation(config, data.load(config.data))(watching, process())
+    pixels, _ = taken(config, data.load(config.data))
+    Validation(pixels, process(), alone("cpu"), 256)(watching)
     assert len(cleanest) >= 4
     assert all(0.9 < value < 1.01 for value in cleanest)

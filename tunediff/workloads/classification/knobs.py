@@ -28,7 +28,7 @@ from tunediff.data import sources
 from tunediff.data.knobs import DIGITS, Data
 from tunediff.training import knobs as optimizers
 
-SHIPPED = ("resnet18", "resnext29", "inception_transformer", "convnet")
+SHIPPED = ("resnet18", "resnext29", "convnet")
 """Networks of our own."""
 LIBRARIES = ("timm", "torchvision")
 """Whose networks can be named as well: `timm/NAME`."""
@@ -43,8 +43,7 @@ class ClassifierModel:
     name: Str = "resnet18"
     """`resnet18` (He et al. 2015, arXiv 1512.03385) and `resnext29` (Xie et al. 2017, arXiv
     1611.05431) as for 32×32: a 3×3 stem, no pooling before the first block.
-    `inception_transformer`: mixes tokens by pooling, depthwise convolution and attention (Si et al.
-    2022, arXiv 2205.12956), for 128×128. `convnet`: three convolutions, for 8×8 digits.
+    `convnet`: three convolutions, for 8×8 digits.
     `torchvision/NAME` (for RGB) and `timm/NAME` (the extra `timm`): theirs, random weights."""
     width: Annotated[Int, Ge(1), Le(1024)] = 64
     """Channels of the first stage, which the others are multiples of; in `resnext29` of each group
@@ -59,9 +58,6 @@ class ClassifierModel:
             raise Refusal("model.name", nearest(self.name, allowed))
         if library == "timm" and importlib.util.find_spec("timm") is None:
             raise Refusal("model.name", f"timm is not installed; run: {install_command('timm')}")
-        if library == "inception_transformer" and self.width % 8:
-            why = "inception_transformer divides it by 8; use a multiple of 8"
-            raise Refusal("model.width", why)
         if slash and config.compile.scope == "blocks":
             raise Refusal("compile.scope", f"{_BLOCKS}; use model")
         if slash and config.memory.checkpoint > 0:

@@ -39,7 +39,10 @@ from tunediff.workloads.diffusion.knobs import VALIDATION_BINS as BINS
 from tunediff.workloads.diffusion.knobs import DiffusionEvaluation
 from tunediff.workloads.diffusion.process import Diffusion, OnStep, Predict, equal_bins
 
+log = logging.getLogger(__name__)
 
+
+# ---- images
 def generate(
     predict: Predict,
     diffusion: Diffusion,
@@ -99,9 +102,7 @@ def to_uint8(x: Tensor) -> Tensor:
     return ((x + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
 
 
-log = logging.getLogger(__name__)
-
-
+# ---- the validation loss
 class Losses(TypedDict, total=False):
     """The result of a validation."""
 
@@ -119,83 +120,45 @@ class Losses(TypedDict, total=False):
 class Validation:
     """Measures models on one set of images. All ranks call it at every evaluation.
 
-    Each image is seen once in each bin, at a timestep of that bin. All ranks get the same numbers,
-    which do not depend on their number or on the batch size beyond rounding.
+    Each image is seen once in each bin of log-SNR that has timesteps, at one of them. All ranks get
+    the same numbers, which do not depend on their number or on the batch size beyond rounding.
     """
-
-    def __init__(
-        self, data: Data, evaluation: DiffusionEvaluation, images: Images, world: World
-    ) -> None:
-        """Take `evaluation.validation_images` of the test split if not learned, or of `images`."""
-        self._world, self._batch_size = world, evaluation.batch_size
-        self.pixels, self.split = _held_out(data, images, evaluation.validation_images)
-        """uint8 [N, C, H, W] on the CPU, and the split they come from."""
-
-    def __call__(
-        self, predict: Predict, diffusion: Diffusion, precision: Format = "fp32"
-    ) -> Losses:
-        """Return the errors of `predict`, a network in evaluation mode.
-
-        The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the
-        network's output implies, so that all models are measured alike. `precision`: number format
-        of the network. Raises `NonFiniteError` on all ranks at once.
-        """
-        items = _Items(self.pixels, diffusion, self._world, self._batch_size)
-        total, size = items.total, items.size
-        errors = torch.zeros(total, dtype=torch.float64, device=self._world.device)
-        with (
-            Progress("validation loss", total // self._world.size, "passes") as progress,
-            torch.no_grad(),
-            evaluation_precision(self._world.device),
-        ):
-            for start in range(self._world.rank * size, total, self._world.size * size):
-                found = items.errors(predict, start, precision)
-                errors[start : start + size] = found[: total - start]
-                progress.more(size)
-        self._world.sum(errors)
-        if not torch.isfinite(errors).all():
-            raise NonFiniteError("non-finite errors on the validation images")
-        return {**items.losses(errors), "validation_split": self.split}
-
-    def first_errors(self, predict: Predict, diffusion: Diffusion, precision: Format) -> Tensor:
-        """Return the errors of the first batch, float64 [b], the same on all ranks."""
-        items = _Items(self.pixels, diffusion, self._world, self._batch_size)
-        with torch.no_grad(), evaluation_precision(self._world.device):
-            return items.errors(predict, 0, precision)
-
-
-class _Items:
-    """What is measured: each image once in each bin of log-SNR that has timesteps."""
 
     def __init__(self, pixels: Tensor, diffusion: Diffusion, world: World, batch_size: int) -> None:
         """`pixels`: uint8 [N, C, H, W] on the CPU."""
         bins, self._edges = equal_bins(diffusion.log_snr, BINS)
         self._members = [(bins == b).nonzero().squeeze(1) for b in range(BINS)]
         self._filled = [b for b in range(BINS) if len(self._members[b])]
-        self._pixels, self._diffusion, self._device = pixels, diffusion, world.device
-        self.total = len(pixels) * len(self._filled)
-        _, self.size = shares(self.total, world.size, batch_size)
-        """Items of a batch."""
+        self._pixels, self._diffusion, self._world = pixels, diffusion, world
+        self._total = len(pixels) * len(self._filled)
+        _, self._size = shares(self._total, world.size, batch_size)
         spread = [_spread(self._members[b], len(pixels), b) for b in self._filled]
         self._timesteps = torch.stack(spread, dim=1).flatten()
         self._noises = ImageNoise(mix("validation"), pixels.shape[1:], world.device)
 
-    def errors(self, predict: Predict, start: int, precision: Format) -> Tensor:
-        """Return the errors of a batch of items, float64."""
-        # The last batch is filled up with the last item: one size, as in sampling.
-        items = torch.arange(start, start + self.size).clamp(max=self.total - 1)
-        images = self._pixels[items // len(self._filled)]
-        x0 = images.to(self._device).float().div_(127.5).sub_(1.0)
-        t = self._timesteps[items].to(self._device)
-        noise = self._noises.initial(start, start + self.size)
-        x_t = self._diffusion.add_noise(x0, noise, t)
-        with evaluation_precision(self._device, precision):
-            output = predict(x_t, t).float()
-        predicted = self._diffusion.predict_noise(output, x_t, t)
-        return (predicted - noise).square().flatten(1).mean(1).double()
+    def __call__(self, predict: Predict, precision: Format = "fp32") -> Losses:
+        """Return the errors of `predict`, a network in evaluation mode.
 
-    def losses(self, errors: Tensor) -> Losses:
-        """Return the means of the errors of all items, by bin and in all."""
+        The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the
+        network's output implies, so that all models are measured alike. `precision`: number format
+        of the network. Raises `NonFiniteError` on all ranks at once.
+        """
+        world, total, size = self._world, self._total, self._size
+        errors = torch.zeros(total, dtype=torch.float64, device=world.device)
+        with (
+            Progress("validation loss", total // world.size, "passes") as progress,
+            torch.no_grad(),
+            evaluation_precision(world.device),
+        ):
+            for start in range(world.rank * size, total, world.size * size):
+                found = self.errors(predict, start, precision)
+                errors[start : start + size] = found[: total - start]
+                progress.more(size)
+        world.sum(errors)
+        if not torch.isfinite(errors).all():
+            raise NonFiniteError("non-finite errors on the validation images")
+
+        # Means of the errors, by bin and in all
         count, per_bin, loss = len(self._pixels), list[float | None]([None] * BINS), 0.0
         by_bin = errors.view(count, len(self._filled)).T.tolist()
         for b, values in zip(self._filled, by_bin, strict=True):
@@ -207,6 +170,20 @@ class _Items:
             "validation_log_snr": self._edges,
         }
 
+    def errors(self, predict: Predict, start: int, precision: Format) -> Tensor:
+        """Return the errors of a batch, float64 [b]: of images × bins from `start` on."""
+        # The last batch is filled up with the last item: one size, as in sampling.
+        items = torch.arange(start, start + self._size).clamp(max=self._total - 1)
+        images, device = self._pixels[items // len(self._filled)], self._world.device
+        x0 = images.to(device).float().div_(127.5).sub_(1.0)
+        t = self._timesteps[items].to(device)
+        noise = self._noises.initial(start, start + self._size)
+        x_t = self._diffusion.add_noise(x0, noise, t)
+        with evaluation_precision(device, precision):
+            output = predict(x_t, t).float()
+        predicted = self._diffusion.predict_noise(output, x_t, t)
+        return (predicted - noise).square().flatten(1).mean(1).double()
+
 
 def _spread(members: Tensor, count: int, b: int) -> Tensor:
     """Return timesteps of `members` for `count` images, int64: evenly spread, shuffled."""
@@ -215,7 +192,7 @@ def _spread(members: Tensor, count: int, b: int) -> Tensor:
     return members[(2 * position + 1) * len(members) // (2 * count)]
 
 
-def _held_out(data: Data, images: Images, count: int) -> tuple[Tensor, str]:
+def held_out(data: Data, images: Images, count: int) -> tuple[Tensor, str]:
     """Return (the first images of the validation set, uint8 [≤ count, C, H, W], their split)."""
     if data.split == "train":
         try:
@@ -228,6 +205,7 @@ def _held_out(data: Data, images: Images, count: int) -> tuple[Tensor, str]:
     return images.pixels[order[:count]], data.split
 
 
+# ---- both
 class Scores(Distances, Losses):
     """The result of an evaluation. The entries of `Losses` are absent if
     `evaluation.validation_images` is 0."""
@@ -252,9 +230,9 @@ class Evaluator:
         self._shape = images.pixels.shape[1:]
         extractor = features.build(evaluation, images, world.device)
         self.judge = Judge(images, extractor, world, evaluation.batch_size)
-        self._validation = None
+        self._held_out = None
         if evaluation.validation_images:
-            self._validation = Validation(data, evaluation, images, world)
+            self._held_out = held_out(data, images, evaluation.validation_images)
         self._format: Format | None = None  # not chosen yet
         if evaluation.precision != "auto":
             self._format = evaluation.precision
@@ -288,10 +266,11 @@ class Evaluator:
                 rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
             )  # fmt: skip
             scores = self.judge((batch for _, batch in batches), count)
-        losses: Losses = {}
-        if self._validation is not None:
-            losses = self._validation(predict, diffusion, precision)
-        return {**scores, **losses}
+        if self._held_out is None:
+            return {**scores}
+        pixels, split = self._held_out
+        validation = Validation(pixels, diffusion, world, protocol.batch_size)
+        return {**scores, **validation(predict, precision), "validation_split": split}
 
     def decide(self, predict: Predict, diffusion: Diffusion) -> FormatChoice | None:
         """Decide what `auto` is on this device, by rank 0's times; return what was measured.
@@ -323,8 +302,10 @@ class Evaluator:
             )  # fmt: skip
             found = torch.cat([self.judge.extractor(batch) for _, batch in batches])
             errors = found.new_zeros(0, dtype=torch.float64)
-            if self._validation is not None:
-                errors = self._validation.first_errors(predict, diffusion, precision)
+            if self._held_out is not None:
+                batch_size = self._protocol.batch_size
+                validation = Validation(self._held_out[0], diffusion, world, batch_size)
+                errors = validation.errors(predict, 0, precision)
             world.synchronize()
             drawn = Drawn(found, errors, time.perf_counter() - began)
         return drawn

@@ -9,11 +9,9 @@ from __future__ import annotations
 from tunediff.distributed import World
 from tunediff.workloads.diffusion import methods
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps.adaptive import (
+from tunediff.workloads.diffusion.timesteps.base import (
     InfoNoiseSampler,
     LossSecondMomentSampler,
-)
-from tunediff.workloads.diffusion.timesteps.base import (
     SpeedSampler,
     StratifiedSampler,
     TableSampler,

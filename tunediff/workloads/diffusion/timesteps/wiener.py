@@ -12,7 +12,7 @@ from torch import Tensor
 from tunediff.distributed import World
 from tunediff.workloads.diffusion import methods
 from tunediff.workloads.diffusion.process import Diffusion
-from tunediff.workloads.diffusion.timesteps.adaptive import Adaptive
+from tunediff.workloads.diffusion.timesteps.base import Adaptive
 
 LEARNED_FROM = 2048
 """Images from which the spectrum is learned, the first of the training."""
