@@ -266,11 +266,12 @@ class Evaluator:
                 rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
             )  # fmt: skip
             scores = self.judge((batch for _, batch in batches), count)
-        if self._held_out is None:
-            return {**scores}
-        pixels, split = self._held_out
-        validation = Validation(pixels, diffusion, world, protocol.batch_size)
-        return {**scores, **validation(predict, precision), "validation_split": split}
+        losses: Losses = {}
+        if self._held_out is not None:
+            pixels, losses["validation_split"] = self._held_out
+            validation = Validation(pixels, diffusion, world, protocol.batch_size)
+            losses |= validation(predict, precision)
+        return {**scores, **losses}
 
     def decide(self, predict: Predict, diffusion: Diffusion) -> FormatChoice | None:
         """Decide what `auto` is on this device, by rank 0's times; return what was measured.
