@@ -6,8 +6,8 @@ Notation: timesteps t = 0 … T−1, ᾱ_t = ∏(1 − β_i) for i ≤ t, x_t = 
 network sees x, which is x_t times a number, see `mix`. Sources: DDPM (Ho et al. 2020, arXiv
 2006.11239), DDIM (Song et al. 2021, arXiv 2010.02502), improved DDPM (Nichol & Dhariwal 2021, arXiv
 2102.09672), v-prediction (Salimans & Ho 2022, arXiv 2202.00512), DPM-Solver++ (Lu et al. 2022,
-arXiv 2211.01095), EDM (Karras et al. 2022, arXiv 2206.00364), flow matching (Lipman et al. 2022, arXiv
-2210.02747).
+arXiv 2211.01095), EDM (Karras et al. 2022, arXiv 2206.00364), flow matching (Lipman et al. 2022,
+arXiv 2210.02747).
 """
 
 from __future__ import annotations

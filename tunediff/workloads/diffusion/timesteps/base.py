@@ -1,6 +1,6 @@
 """Which timesteps are trained on, as the training draws them: the interface of samplers to the
-training loop, those that do not learn, and those that learn p(t) from the errors of the batches that
-are trained anyway.
+training loop, those that do not learn, and those that learn p(t) from the errors of the batches
+that are trained anyway.
 """
 
 from __future__ import annotations
