@@ -296,7 +296,7 @@ class Results:
                 "trial": trial.name,
                 "status": trial.status or "running",
                 "failures": len(self.outcome_of(trial).failures),
-                "disturbed": disturbed(trial),
+                "disturbed": None if disturbed_count([trial]) is None else disturbed(trial),
                 self.metric: last(trial, self.metric),
                 "versus_baseline": self.versus_baseline(trial),
                 **{name: last(trial, name) for name in measured},
