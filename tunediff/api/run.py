@@ -222,7 +222,7 @@ def _no_time(folder: Path, space: SearchSpace) -> str:
     why = f"another round would not end within the limit of {text.seconds(total_s)}"
     words = ("search", "--resume", folder.name, "--total", text.seconds(2 * total_s))
     more = text.command(*words, storage=folder.parent)
-    return f"no further confirming runs: {why}; to go on: {more}"
+    return f"no further confirming runs: {why}; for more, after trials not begun: {more}"
 
 
 def _announce(console: Console) -> None:
