@@ -53,7 +53,7 @@ search ok.yaml ema.half_life=7                        | command line: ema.half_l
 search ok.yaml parallel.workers=64                    | ok.yaml: parallel.workers: 64
 search ok.yaml data.name=images data.path=nowhere     | data.path: '{here}/nowhere'
 search ok.yaml --loader.batch_size 64                 | command line: unrecognized arguments: --loader.batch_size 64
-search ok.yaml --trails 3                             | command line: unrecognized arguments: --trails 3; did you mean --trials?
+search ok.yaml --trails 3                             | command line: unrecognized arguments: --trails 3; all options:
 search misspelt.yaml                                  | misspelt.yaml: serach: no such key; did you mean search
 search ok.yaml --trials 1.5                           | --trials: '1.5'
 search ok.yaml --trials 0                             | --trials: '0'

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import functools
 import json
 import logging
@@ -172,11 +171,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise `ConfigError` with one line instead of printing the usage."""
         refusal = message.removeprefix("argument ")
-        unknown = re.match(r"unrecognized arguments: (--[a-z-]+)(?=[= ]|$)", refusal)
-        names = [name[2:] for name in self._option_string_actions if name.startswith("--")]
-        if unknown and (near := difflib.get_close_matches(unknown[1][2:], names, n=1)):
-            refusal += f"; did you mean --{near[0]}?"
-        elif knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
+        if knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
             refusal += f"; a knob is written {knob[1]}={knob[2]}"
         raise ConfigError(f"command line: {refusal}; all options: {self.prog} --help")
 

@@ -67,15 +67,14 @@ class Tools:
         folder, process = self._storage / name, self._started.get(name)
         allow(process is not None or folder.is_dir(), "name", name, f"one in {self._storage}")
         code = process.poll() if process is not None else None
-        running = (process is not None and code is None) or lock.runner(folder) is not None
+        running = (process is not None and code is None) or lock.is_running(folder)
         log = folder.with_name(f".{name}.log")
         lines = log.read_text(errors="replace").splitlines()[-8:] if log.exists() else []
         return {"running": running, "exit_code": code, "latest": lines}
 
     def stop(self, name: str) -> dict[str, Any]:
         """Stop what this server has started; what it measured stays, and --resume goes on."""
-        holder = lock.runner(self._storage / name)
-        allow(name in self._started, "name", name, f"what this server has started, not {holder}")
+        allow(name in self._started, "name", name, "what this server has started")
         self._started[name].terminate()
         self._started[name].wait()
         return self.status(name)

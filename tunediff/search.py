@@ -14,7 +14,7 @@ from tunediff.api.options import SearchOptions
 from tunediff.config import ConfigError
 from tunediff.core.options import PrintingOptions, option
 from tunediff.core.progress import EventLines
-from tunediff.core.refusals import allow, check_creatable
+from tunediff.core.refusals import allow
 from tunediff.core.signals import terminable
 from tunediff.report import plan, reading, text
 from tunediff.report.result import PAGE
@@ -49,8 +49,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         source, file = str(request.space.source), request.space.workload.file
         fits = not options.only_check or file is not None
         allow(fits, "--check", source, "a workload of your own: others need no check")
-        if not options.only_check:
-            check_creatable("--storage", request.folder)
         say = functools.partial(lines.aside.say, timed=False)
         planned = search_setup.measured_plan(request, options, say)
         cli.print_json(planned) if options.as_json else print("\n".join(plan.lines(planned)))

@@ -10,8 +10,8 @@ from tunediff.config import ConfigError
 
 def narrow(*words, **changes):
     """(space, notices) of the digits file with these words."""
-    narrowed = search_space.narrow(changed(**changes), "x.yaml", words=words)
-    return search_space.parse(narrowed.content, "x.yaml", words=narrowed.words), narrowed.notices
+    content, words, notices = search_space.narrow(changed(**changes), "x.yaml", words=words)
+    return search_space.parse(content, "x.yaml", words=words), notices
 
 
 def names(wanted):
@@ -35,9 +35,9 @@ def test_command_line_fixes_a_searched_knob_and_says_so():
 
 def test_narrowed_content_reads_the_same_without_the_words():
     """The folder of a search keeps the content and the baseline, not the words."""
-    narrowed = search_space.narrow(changed(), "x.yaml", words=["optimizer.lr=1e-2", "seed=3"])
-    assert "optimizer.lr" not in narrowed.content["search"]
-    assert narrowed.words == ["optimizer.lr=1e-2", "seed=3"]
+    content, words, _ = search_space.narrow(changed(), "x.yaml", words=["optimizer.lr=1e-2", "seed=3"])
+    assert "optimizer.lr" not in content["search"]
+    assert words == ["optimizer.lr=1e-2", "seed=3"]
 
 
 def test_knobs_of_other_union_members_are_not_drawn():
@@ -89,9 +89,9 @@ def test_first_points_that_contradict_a_fixed_knob_are_left_out():
 
 def test_missing_data_are_what_is_refused_not_a_point():
     """That the baseline cannot run is the only thing to say."""
-    narrowed = search_space.narrow(changed(workload="images"), "x.yaml", words=["loader.batch_size=16"])
+    content, words, _ = search_space.narrow(changed(workload="images"), "x.yaml", words=["loader.batch_size=16"])
     with pytest.raises(ConfigError, match=r"data.path: None is not allowed"):
-        search_space.parse(narrowed.content, "x.yaml", words=narrowed.words)
+        search_space.parse(content, "x.yaml", words=words)
 
 
 def test_grids_are_narrowed_as_well():

@@ -28,7 +28,7 @@ from tunediff.config import ConfigError
 from tunediff.core import files
 from tunediff.core.errors import NO_SUCCESS, OK, TunediffError
 from tunediff.core.files import write_text
-from tunediff.core.lock import runner
+from tunediff.core.lock import is_running
 from tunediff.core.options import option
 from tunediff.experiment.model import RunLimit
 from tunediff.models import Saved
@@ -150,7 +150,7 @@ class Search:
     @property
     def running(self) -> bool:
         """Return whether a process runs this search now."""
-        return runner(self.folder) is not None
+        return is_running(self.folder)
 
     def resume(
         self, trials: int | None = None, total: str | float | None = None, *,

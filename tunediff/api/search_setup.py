@@ -31,6 +31,7 @@ from tunediff.integrations import tracking
 from tunediff.proof import frozen_code
 from tunediff.report import plan, reading
 from tunediff.search_space import SearchSpace
+from tunediff.search_space.sections import objective_section
 from tunediff.training import number_formats
 from tunediff.tuning import at_once, experiment, resources, sessions
 from tunediff.tuning.templates import Templates
@@ -247,13 +248,11 @@ def _new(options: SearchOptions, engine: bool) -> SearchRequest:
     path = search_space.find(files[0] if files else None)
     content = _with_options(_content(path, settings, options.address, engine), options)
     content = _without_shipped_total(content, options, path)
-    narrowed = search_space.narrow(content, str(path), path.parent, settings)
-    for notice in narrowed.notices:
+    content, words, notices = search_space.narrow(content, str(path), path.parent, settings)
+    for notice in notices:
         log.info(notice)
-    content, limits = narrowed.content, _limits(options)
-    parse = functools.partial(
-        search_space.parse, source=str(path), folder=path.parent, words=narrowed.words
-    )
+    limits = _limits(options)
+    parse = functools.partial(search_space.parse, source=str(path), folder=path.parent, words=words)
     space = parse(content, budget=limits)
     if (name := content.get("warm_start")) is not None:
         earlier = search_space.folder_of(name, storage)
@@ -295,7 +294,10 @@ def _with_options(content: Lines, options: SearchOptions) -> Lines:
     keys = {"track", "early_stopping", "warm_start"}
     content = {**content, **options.model_dump(include=keys & options.model_fields_set)}
     if options.target is not None:
-        content["objective"] = {**_objective(content), "target": options.target}
+        content["objective"] = {
+            **objective_section(content.get("objective")),
+            "target": options.target,
+        }
     if options.confirm is not None:
         confirm = _confirming(options.confirm, content.pop("confirm", None))
         content |= {"confirm": confirm} if confirm else {}
@@ -306,14 +308,6 @@ def _with_options(content: Lines, options: SearchOptions) -> Lines:
         allow(confirms, "--parallel", True, "with confirm: in the file, or --confirm 1 or more")
         content["confirm"] = {**content["confirm"], "parallel": True}
     return content
-
-
-def _objective(content: Lines) -> Lines:
-    """Return the objective of a search file as a section, if its form is known."""
-    objective = content.get("objective")
-    if isinstance(objective, list):
-        return dict(zip(("metric", "cost"), objective, strict=False))
-    return {"metric": objective} if isinstance(objective, str) else dict(objective or {})
 
 
 def _without_shipped_total(content: Lines, options: SearchOptions, path: Path) -> Lines:

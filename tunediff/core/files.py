@@ -10,7 +10,6 @@ import math
 import numbers
 import os
 import re
-import tempfile
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -113,15 +112,6 @@ def study_url(path: Path) -> str:
     return f"sqlite:///{path}".replace("%", "%25").replace("?", "%3F")
 
 
-def private_temporary() -> Path:
-    """Return a folder inside the temporary folder for this user alone, created if needed."""
-    folder = Path(tempfile.gettempdir()) / f"tunediff-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    if folder.is_symlink() or folder.stat().st_uid != os.getuid():  # created by somebody else
-        return Path(tempfile.mkdtemp(prefix="tunediff-"))
-    return folder
-
-
 def plain(name: str) -> str:
     """Return a name that Ray accepts for runs and metrics: ASCII, at most 60 characters."""
     return re.sub(r"[^\w.-]", "-", name, flags=re.ASCII)[:60]
@@ -135,11 +125,9 @@ def numbered(folder: Path, stem: str, suffix: str = "") -> Iterator[Path]:
 
 def write_numbered(path: Path, text: str) -> Path:
     """Write UTF-8 text under this name, or with -2, -3, …; return the name. Raises `OSError`."""
-    for name in numbered(path.parent, path.stem, path.suffix):
-        with contextlib.suppress(FileExistsError), open(name, "x", encoding="utf-8") as file:
-            file.write(text)
-            return name
-    raise AssertionError("a number is always free")
+    names = numbered(path.parent, path.stem, path.suffix)
+    write_text(free := next(name for name in names if not name.exists()), text)
+    return free
 
 
 def address_of(storage: Path) -> str | None:

@@ -9,7 +9,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple, TextIO
+from typing import TextIO
 
 import psutil
 
@@ -18,15 +18,6 @@ from tunediff.core.errors import ConfigError
 
 LOCK = ".lock"
 log = logging.getLogger(__name__)
-
-
-class Runner(NamedTuple):
-    """The process that runs a search."""
-
-    host: str
-    pid: int
-    created: float
-    """Unix time of its start: another process may get its number later."""
 
 
 @contextlib.contextmanager
@@ -53,7 +44,7 @@ def exclusive_lock(
                 folder.name,
             )
         lock.truncate(0)
-        lock.write(identity(os.getpid()))
+        lock.write(f"{socket.gethostname()} {os.getpid()} {psutil.Process().create_time()}")
         lock.flush()
         try:
             yield
@@ -80,31 +71,17 @@ def _lock(lock: TextIO, folder: Path, busy: str | None) -> None:
         raise ConfigError(f"{busy}; wait for it, or stop it") from None
 
 
-def runner(folder: Path) -> Runner | None:
-    """Return who runs what is in `folder`, or None. Dead processes elsewhere go unnoticed.
+def is_running(folder: Path) -> bool:
+    """Return whether a process runs what is in `folder`. Dead ones elsewhere go unnoticed.
 
     Takes no lock, not even for a moment: the process that wants it would end.
     """
-    return alive(folder / LOCK)
-
-
-def identity(pid: int) -> str:
-    """Return what `alive` reads of a process of this machine. Raises `psutil.NoSuchProcess`."""
-    return f"{socket.gethostname()} {pid} {psutil.Process(pid).create_time()}"
-
-
-def alive(file: Path) -> Runner | None:
-    """Return the process that a file names with its `identity`; None: it has ended, or no file."""
-    try:
-        host, pid, created = file.read_text().split()
-        holder = Runner(host, int(pid), float(created))
-    except (OSError, ValueError):  # it has not begun, or has ended
-        return None
-    if host != socket.gethostname():
-        return holder
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(holder.pid)
-        is_same = abs(process.create_time() - holder.created) < 1.0
-        if is_same and process.status() != psutil.STATUS_ZOMBIE:
-            return holder
-    return None
+    # none of them: it has not begun, or has ended
+    with contextlib.suppress(OSError, ValueError, psutil.NoSuchProcess):
+        host, pid, created = (folder / LOCK).read_text().split()
+        if host != socket.gethostname():
+            return True
+        process = psutil.Process(int(pid))
+        is_same = abs(process.create_time() - float(created)) < 1.0  # its number may come again
+        return is_same and process.status() != psutil.STATUS_ZOMBIE
+    return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,10 +65,3 @@ def check_writable(option: str, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(path.parent, os.W_OK):
         raise ConfigError(f"{option}: {path} cannot be written: no permission in {path.parent}")
-
-
-def check_creatable(option: str, path: Path) -> None:
-    """Refuse a folder that could not be made; leave nothing behind. Raises `ConfigError`."""
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
-    with writing(option, path):
-        os.rmdir(tempfile.mkdtemp(prefix=".tunediff-", dir=parent))

@@ -165,11 +165,7 @@ def push_or_warn(path: Path) -> None:
     if (place := storage_and_run(path)) is None:
         return
     try:
-        address = str(address_of(place[0]))
-        system, root = connect(address)
-        for file in [path] if path.is_file() else _files_here(path):
-            inside = file.absolute().relative_to(place[0]).as_posix()
-            _put(system, address, file, f"{root}/{inside}")
+        push_run(place[1])
     except Exception as error:
         log.warning("--storage: %s is not copied to its address: %s", path, short_error(error))
 

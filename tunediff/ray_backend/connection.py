@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core.errors import FAILED
-from tunediff.core.files import private_temporary
 from tunediff.core.listeners import Listeners
 from tunediff.core.progress import log_exceptions
 from tunediff.core.signals import terminable
@@ -56,11 +56,10 @@ def random_token() -> Iterator[None]:
     if not _asks_for_token() or os.environ.get(_TOKEN) or os.environ.get(_TOKEN_FILE):
         yield
         return
-    token, file = secrets.token_hex(32), private_temporary() / f"ray-token-{os.getpid()}"
-    with open(os.open(file, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600), "w") as output:
-        output.write(token)
+    with tempfile.NamedTemporaryFile("w", prefix="tunediff-ray-token-", delete=False) as output:
+        output.write(token := secrets.token_hex(32))
     os.environ[_TOKEN] = token
-    _files.append(file)
+    _files.append(file := Path(output.name))
     _forget_token()
     try:
         yield

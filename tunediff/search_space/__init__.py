@@ -2,7 +2,6 @@
 
 from tunediff.search_space.content import (
     SHIPPED,
-    Narrowed,
     completed,
     find,
     folder_of,
@@ -19,7 +18,6 @@ __all__ = [
     "SHIPPED",
     "Dimension",
     "Draw",
-    "Narrowed",
     "SearchBudget",
     "SearchSpace",
     "completed",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -203,28 +202,19 @@ def start(name: str, source: str, folder: Path) -> Any:
 
 
 # ---- what the command line fixes
-@dataclasses.dataclass(frozen=True)
-class Narrowed:
-    """A search file's content without the knobs that the command line fixes."""
-
-    content: Lines
-    words: list[str]
-    """The `knob=value` words that change the baseline."""
-    notices: list[str]
-    """Messages for the user: what is no longer searched."""
-
-
 def narrow(
     content: Lines, source: str, folder: Path = Path(), words: Sequence[str] = ()
-) -> Narrowed:
+) -> tuple[Lines, list[str], list[str]]:
     """Let `knob=value` override a file's `search:` or `grid:`, not points of `trials:` or rungs.
 
     A fixed knob is not searched. One of a union's member keeps its line with one choice while the
-    union is searched: others do not have it. Raises `ConfigError` for unknown knobs or values.
+    union is searched: others do not have it. Returns the content without what is fixed, the words
+    that change the baseline, and what to tell the user. Raises `ConfigError` for unknown knobs or
+    values.
     """
     form = next((key for key in ("search", "grid") if isinstance(content.get(key), dict)), None)
     if not words or form is None or "workload" not in content:
-        return Narrowed(content, list(words), [])
+        return content, list(words), []
     searched = spread(content[form], f"{source}: {form}")
     base, of_file = start(str(content["workload"]), source, folder), Lines()
     for place in ("fixed", "baseline"):
@@ -272,7 +262,7 @@ def narrow(
             except ConfigError as error:
                 notices.append(f"a point is left out: {error}")
         content["first"] = left
-    return Narrowed(content, [w for w in words if w.partition("=")[0] not in of_members], notices)
+    return content, [w for w in words if w.partition("=")[0] not in of_members], notices
 
 
 def _with_one_choice(space: Any, value: Any) -> Lines:

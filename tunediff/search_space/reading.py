@@ -50,6 +50,7 @@ from tunediff.search_space.sections import (
     RunOptions,
     SearchFile,
     checked,
+    objective_section,
     parse_study,
 )
 
@@ -91,7 +92,7 @@ def parse(
     cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
     runs = listed_runs(file, kind, source, baseline, seeds, metric != RATE)
     most = search_budget.trials
-    trials = most if kind == "search" else min(most, len(runs.candidates))
+    trials = most if kind == "search" else min(most, len(runs[1]))
     listed = listed_fields(file, kind, source, runs, trials, baseline.seed)
     confirm = table = None
     if file.confirm is not None:
@@ -171,15 +172,11 @@ def _objective(
     """Return objective, second objective, and target of a trial. Raises `ConfigError`."""
     evaluated = workload.objective
     metrics = {evaluated.name: evaluated, RATE.name: RATE}
-    names, costs = ", ".join(metrics), ", ".join(COSTS)
-    if isinstance(content, list):
-        pair = f"one of {names}, or a list of one of these and one of {costs}"
-        fits = len(content) == 2 and content[0] in list(metrics) and content[1] in COSTS
-        refuse(not fits, f"{where}: {content!r} is not allowed; allowed: {pair}")
-        content = {"metric": content[0], "cost": content[1]}
-    if isinstance(content, str):
-        content = {"metric": content}
-    section = checked(ObjectiveSection, {} if content is None else content, where)
+    names = ", ".join(metrics)
+    pair = f"one of {names}, or a list of one of these and one of {', '.join(COSTS)}"
+    fits = not isinstance(content, list) or len(content) == 2
+    refuse(not fits, f"{where}: {content!r} is not allowed; allowed: {pair}")
+    section = checked(ObjectiveSection, objective_section(content), where)
     name = evaluated.name if section.metric is None else section.metric
     refuse(name not in metrics, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
     mode = metrics[name].mode
@@ -239,22 +236,15 @@ MOST_POINTS = 10_000
 """Limit: beyond it, reading a file takes minutes and running it a lifetime."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ListedRuns:
-    """What a search file searches, and what it lists to run."""
-
-    dimensions: tuple[Dimension, ...]
-    candidates: list[Values]
-    """Drawn values, the baseline's first, all with every seed."""
-    rungs: tuple[Rung, ...]
-    skipped: list[str]
-    """Why some combinations or single rungs do not run."""
+Listed = tuple[tuple[Dimension, ...], list[Values], tuple[Rung, ...], list[str]]
+"""Dimensions; drawn values, the baseline's first, all with every seed; rungs; why some combinations
+or single rungs do not run."""
 
 
 def listed_runs(
     file: SearchFile, kind: str, source: str, baseline: Any, seeds: Sequence[int], evaluates: bool
-) -> ListedRuns:
-    """Return dimensions and candidates of a search file. Raises `ConfigError`."""
+) -> Listed:
+    """Return what a search file searches, and what it lists to run. Raises `ConfigError`."""
     # Points and rungs as the file lists them
     where = f"{source}: {kind}"
     for key in ("trials", "first", "ladder"):
@@ -297,7 +287,7 @@ def listed_runs(
         dimensions = (Dimension("seed", choices=tuple(seeds)), *dimensions)
         candidates = [{"seed": seed, **point} for seed in seeds for point in candidates]
     skipped = [f"skipped a combination that contradicts itself: {why}" for why in skipped]
-    return ListedRuns(dimensions, candidates, rungs, skipped)
+    return dimensions, candidates, rungs, skipped
 
 
 def _allowed(
@@ -395,24 +385,23 @@ def listed_fields(
     file: SearchFile,
     kind: str,
     source: str,
-    runs: ListedRuns,
+    listed: Listed,
     trials: int,
     seed: int,
 ) -> dict[str, Any]:
     """Return the fields of a space that say what runs, the runs of the baseline first."""
     noise = _noise(file.noise, kind, trials, source)
-    first, *others = runs.candidates
+    dimensions, (first, *others), rungs, skipped = listed
     repeats = [{**first, "seed": seed + number} for number in range(1, noise)]
     candidates = (first, *repeats, *others)[:trials]
-    skipped = list(runs.skipped)
     if kind == "search" and len(others) > (left := trials - noise):
         run = f"only {left} of {text.pluralize(len(others), 'point')} run"
         of_all = f"{text.pluralize(trials, 'trial')}, {noise} of them the baseline"
         skipped.append(f"{source}: first: {run}: {of_all}; allowed: more trials")
     return {
-        "dimensions": runs.dimensions,
+        "dimensions": dimensions,
         "candidates": candidates,
-        "rungs": runs.rungs,
+        "rungs": rungs,
         "skipped": tuple(skipped),
         "noise": noise,
     }

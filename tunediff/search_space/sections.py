@@ -123,6 +123,15 @@ class ObjectiveSection:
     target: Str | None = None  # what the metric is to reach in the least time, e.g. val_loss<=3.28
 
 
+def objective_section(content: Any) -> Any:
+    """Return `objective:` as a section: `frechet` and `[frechet, device_s]` stand for one."""
+    if isinstance(content, str):
+        return {"metric": content}
+    if isinstance(content, list):
+        return dict(zip(("metric", "cost"), content, strict=False))
+    return {} if content is None else content
+
+
 @section
 class DimensionSection:
     """The space of a searched knob: a choice of values, or a range of numbers."""
