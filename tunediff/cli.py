@@ -171,7 +171,7 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise `ConfigError` with one line instead of printing the usage."""
         refusal = message.removeprefix("argument ")
-        if knob := re.match(r"unrecognized arguments: --([a-z_]+\.?\w*)[= ]([^ -]\S*)", refusal):
+        if knob := re.match(r"unrecognized arguments: --([a-z_]+\.\w+)[= ]([^ -]\S*)", refusal):
             refusal += f"; a knob is written {knob[1]}={knob[2]}"
         raise ConfigError(f"command line: {refusal}; all options: {self.prog} --help")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tunediff.config import ConfigError
-from tunediff.config.files import KnobSetting
+from tunediff.config.files import setting
 from tunediff.core import machine, remote
 from tunediff.core.options import Options, option
 from tunediff.core.signals import terminable
@@ -112,7 +112,7 @@ def words(knobs: tuple[Knobs, ...]) -> list[str]:
         if isinstance(knob, str):
             result.append(knob)
         else:
-            result += [KnobSetting.of(name, value) for name, value in knob.items()]
+            result += [setting(name, value) for name, value in knob.items()]
     return result
 
 

@@ -356,12 +356,7 @@ def described(error: BaseException, *roots: Path) -> str:
 
     The user's code is below one of `roots` or of the folders of imported workloads.
     """
-    message, inner = _named(error), error
-    while (
-        below := inner.__cause__ or (None if inner.__suppress_context__ else inner.__context__)
-    ) is not None:
-        inner = below
-    message += f", from {_named(inner)}" * (inner is not error)
+    message = _named(error)
     if isinstance(error, SyntaxError) and error.filename and _own(error.filename, roots):
         text = (error.text or linecache.getline(error.filename, error.lineno or 0)).strip()
         return (
@@ -396,18 +391,3 @@ def _own(file: str, roots: Iterable[Path]) -> bool:
     """Return whether a file is the user's: in one of the folders, and no installed package."""
     inside = any(Path(file).is_relative_to(root) for root in (*roots, *_roots))
     return inside and is_users(file)
-
-
-def trace(error: BaseException) -> str:
-    """Return the traceback without tunediff's own frames, unless there are no others."""
-    link: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
-    first = link
-    while link is not None:  # the error, then its causes
-        others = [
-            frame for frame in link.stack if not Path(frame.filename).is_relative_to(_PACKAGE)
-        ]
-        if others and others != list(link.stack):
-            link.stack = traceback.StackSummary.from_list(others)
-        link = link.__cause__ or link.__context__
-    assert first is not None
-    return "".join(first.format())

@@ -140,22 +140,15 @@ def dump(
     return head + to_yaml(content, flow=None)
 
 
-class KnobSetting(str):
-    """A word `knob=value` that carries its value, as calls from Python give it."""
+def setting(name: str, value: Any) -> str:
+    """Return the word `knob=value` of a value, as calls from Python give it, also numpy's and torch's
+    numbers and arrays."""
+    plain = json.loads(json.dumps(value, default=_plain))
+    return f"{name}={as_word(plain) if isinstance(plain, str) else json.dumps(plain)}"
 
-    value: Any
 
-    @classmethod
-    def of(cls, name: str, value: Any) -> KnobSetting:
-        """Return the setting of a knob; numbers and arrays of numpy and torch become Python's."""
-        value = value.tolist() if hasattr(value, "tolist") else value
-        if isinstance(value, list | tuple):
-            value = [item.tolist() if hasattr(item, "tolist") else item for item in value]
-        value = str(value) if isinstance(value, Path) else value
-        text = as_word(value) if isinstance(value, str) else json.dumps(value, default=str)
-        setting = cls(f"{name}={text}")
-        setting.value = value
-        return setting
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
@@ -169,7 +162,7 @@ def parse_overrides(words: Sequence[str], schema: Schema) -> Values:
         repeated = [other for other in words if other.partition("=")[0] == name]
         refuse(name in values, f"command line: {name}: is given twice: {', '.join(repeated)}")
         try:
-            values[name] = word.value if isinstance(word, KnobSetting) else _value(text, knob)
+            values[name] = _value(text, knob)
         except (yaml.YAMLError, ValueError, RecursionError):
             why = f"{text!r} is not understood; allowed: {knob.allowed}"
             raise ConfigError(f"command line: {name}: {why}") from None

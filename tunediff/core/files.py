@@ -93,13 +93,8 @@ def write_csv(
     def cell(value: object) -> object:
         if value is None or (isinstance(value, float) and math.isnan(value)):
             return ""
-        if isinstance(value, numbers.Real):
-            return (
-                value
-                if digits is None or isinstance(value, numbers.Integral)
-                else f"{value:.{digits}g}"
-            )
-        return value
+        is_real = isinstance(value, numbers.Real) and not isinstance(value, numbers.Integral)
+        return f"{value:.{digits}g}" if is_real and digits is not None else value
 
     csv.writer(table := io.StringIO(), lineterminator="\n").writerows(
         map(cell, row) for row in (columns, *rows)

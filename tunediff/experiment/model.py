@@ -238,16 +238,6 @@ class Experiment(Section):
         )
         return {key: value for key, value in lines.items() if value not in ({}, False)}
 
-    def changed(self, **values: Any) -> Experiment:
-        """Return a copy with other values; those of a section as a mapping."""
-        new = {
-            key: getattr(self, key).model_copy(update=value)
-            if isinstance(getattr(self, key), Section)
-            else value
-            for key, value in values.items()
-        }
-        return self.model_copy(update=new)
-
     @property
     def search_file(self) -> Lines:
         """Return a search, or what confirms one, as a search file has it."""

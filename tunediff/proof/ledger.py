@@ -205,8 +205,9 @@ def begin(folder: Path, options: Any) -> None:
         return
     with _locked() as ledger:
         key, level = uuid.uuid4().hex, ledger.level(options.level)
-        test = {"level": own_level(level, options)}
-        Experiment.read(folder).changed(test=test).write(folder)
+        experiment = Experiment.read(folder)
+        test = experiment.test.model_copy(update={"level": own_level(level, options)})
+        experiment.model_copy(update={"test": test}).write(folder)
         line = {"name": folder.name, "level": level, "head": ledger.head, "runs": _runs(folder)}
         ledger.append("begin", id=key, **line, confirms=options.confirm)
         state = Ledger.read().state(key, options.level)
