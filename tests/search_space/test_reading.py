@@ -32,12 +32,6 @@ def test_all_is_what_fits_here(tmp_path):
         search_space.read(file, world_sizes=())
 
 
-@pytest.mark.parametrize(("given", "read"), [(0, None), (2, {"of": 2})])
-def test_a_number_of_finalists_is_read_as_of_the_option(tmp_path, given, read):
-    (tmp_path / "s.yaml").write_text(yaml.safe_dump(changed(confirm=given)))
-    assert search_space.read(tmp_path / "s.yaml").get("confirm") == read
-
-
 def test_a_search_may_start_from_a_configuration_file(tmp_path):
     best = cfg.override(cfg.baseline("digits"), {"optimizer.lr": 2e-3})
     (tmp_path / "best.yaml").write_text(cfg.dump(best))

@@ -42,8 +42,6 @@ def find(name: str | None) -> Path:
         if model.is_search(Path(name)):
             hint = f"its search file is {Path(name) / model.FILE}"
         raise ConfigError(f"{name}: is a folder, not a search file; {hint}")
-    if Path(name).exists():  # a device: reading it says what is wrong
-        return Path(name)
     hint = nearest(name.removesuffix(".yaml"), shipped()).replace("allowed:", "shipped:")
     raise ConfigError(f"{name}: no such search file; {hint}")
 
@@ -102,10 +100,6 @@ def read(path: Path, world_sizes: Sequence[int] = (1,), gpu: bool = False) -> Li
     content = {"workload": path.name, **OF_A_WORKLOAD} if is_workload(path) else cfg.read_yaml(path)
     if "kind" in content:  # of a search that has been made
         return Experiment.of(content, str(path)).search_file
-    if type(finalists := content.get("confirm")) is int:  # as --confirm has it
-        content["confirm"] = {"of": finalists}
-        if finalists == 0:
-            del content["confirm"]
     if "command" in content:
         content = workload.commands.search_file(content, str(path), Path())
     strategies = ["ddp", *(["dp"] if gpu else []), "fsdp", "pipeline"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -232,8 +231,6 @@ class SearchedKnobs:
         most = f"allowed: at most {MOST_CHOICES:,}, or a range {{low: …, high: …}}"
         refuse(len(given) > MOST_CHOICES, f"{where}: has {len(given):,} choices; {most}")
         choices = tuple(self._value(knob, choice, when, where) for choice in given)
-        twice = any(a == b for a, b in itertools.combinations(choices, 2))
-        refuse(twice, f"{where}: {given!r} names a choice twice")
         return Dimension(knob.name, choices, when=tuple(when.items()))
 
     def _range(

@@ -236,17 +236,6 @@ def check_space(space: SearchSpace, limits: Lines) -> None:
     why = "without a seed every run is one, repeated: the noise of a training is not known"
     refuse(repeats, f"{space.source}: {key}: is not allowed with unseeded: true: {why}")
     _check_limits(space, limits, f"{space.source}: budget")
-    _check_seeds(space)
-
-
-def _check_seeds(space: SearchSpace) -> None:
-    """Raise `ConfigError` unless the seeds of further runs of a configuration are allowed too."""
-    last = {"noise": space.noise - 1}
-    if space.confirm is not None:
-        last["confirm"] = SEED_OFFSET + space.confirm.seeds - 1
-    for key, distance in last.items():
-        seed = space.baseline.seed + distance
-        cfg.override(space.baseline, {"seed": seed}, where=f"{space.source}: {key}", check=False)
 
 
 def _check_limits(space: SearchSpace, content: Lines, where: str) -> None:

@@ -89,7 +89,6 @@ def parse(
     search_budget = _budget(limits, source, kind, metric, cost)
 
     seeds = tuple(range(baseline.seed, baseline.seed + (file.seeds or 1)))
-    cfg.override(baseline, {"seed": seeds[-1]}, where=f"{source}: seeds", check=False)
     runs = listed_runs(file, kind, source, baseline, seeds, metric != RATE)
     most = search_budget.trials
     trials = most if kind == "search" else min(most, len(runs[1]))
@@ -156,11 +155,6 @@ def _baseline(file: SearchFile, source: str, folder: Path, words: Sequence[str])
     for name in [*fixed, *overrides]:
         where = f"{source}: fixed" if name in fixed else "command line"
         refuse(name in searched, f"{where}: {name}: {twice}searched knob under baseline:")
-    for name in starting:
-        refuse(
-            name not in searched,
-            f"{source}: baseline: {name}: is not searched; put it under fixed:",
-        )
     base = cfg.override(base, fixed, where=f"{source}: fixed", check=not (starting or overrides))
     base = cfg.override(base, starting, where=f"{source}: baseline", check=not overrides)
     return cfg.with_absolute_paths(cfg.override(base, overrides, where="command line"))
@@ -202,21 +196,7 @@ def _budget(
     limits = checked(BudgetSection, content, where)
     missing = limits.trials is None and kind == "search"
     refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
-    for key in ("compile", "setup"):
-        charged = (
-            f"{where}: {key}: 'charged' is not allowed for {metric.name}, a rate; allowed: free"
-        )
-        refuse(rate and getattr(limits, key) == "charged", charged)
-    shared, price = limits.unit == "device", limits.price_per_device_hour
-    refuse(
-        rate and shared,
-        f"{where}: unit: 'device' is not allowed for {metric.name}, a rate; allowed: wall",
-    )
-    same = f"with budget: unit: device every trial has the same {cost}"
-    refuse(
-        shared and cost in ("device_s", "price"),
-        f"{source}: objective: cost: {cost!r} is not allowed: {same}",
-    )
+    price = limits.price_per_device_hour
     unknown = "needs the price of a device: budget: price_per_device_hour: 2.5"
     refuse(cost == "price" and price is None, f"{source}: objective: cost: 'price' {unknown}")
     return SearchBudget(

@@ -270,7 +270,6 @@ def _check_names(study: Study, where: str, workload: Workload) -> None:
             at = f"{where}: {key}: {name!r}"
             if name not in allowed:
                 raise ConfigError(f"{at}: no such {kind}; {nearest(name, allowed)}")
-            refuse(names.count(name) > 1, f"{at} is given twice")
             both = name in knobs and name in {**WORDS, **numbers, **OPERATIONS}
             refuse(both, f"{at} is a quantity and a knob of {workload.title}; rename the knob")
     for key, names in (("columns", study.columns), ("y", study.y)):
