@@ -75,7 +75,7 @@ search empty.yaml                                     | empty.yaml:
 search config.yaml                                    | config.yaml:
 search nowhere.yaml                                   | nowhere.yaml:
 search digits_classifer                               | digits_classifer: no such search file; did you mean digits_classifier
-search ok.yaml --address ray://head:10001              | --address: 'ray://head:10001' is not allowed (Ray Client keeps the search away from its cluster's files
+search ok.yaml --address ray://head:10001              | --address: 'ray://head:10001' is not allowed; allowed: auto or HOST:PORT
 search ok.yaml --address 127.0.0.1:1                  | --address: no cluster answers at 127.0.0.1:1: [Errno 111] Connection refused
 search ok.yaml --address 127.0.0.1:99999              | --address: no cluster answers at 127.0.0.1:99999:
 search ok.yaml --parallel --confirm 0                 | --parallel: True is not allowed; allowed: with confirm:

@@ -11,14 +11,13 @@ import json
 import os
 import shutil
 import time
-import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
 from tunediff.api.options import check_files, trainable
-from tunediff.config import ConfigError, Systems
+from tunediff.config import ConfigError, Systems, code
 from tunediff.core import remote
 from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import numbered
@@ -143,6 +142,4 @@ def _measured(asked: dict[str, Any], lines: EventLines) -> dict[str, Any]:
             raise TunediffError(f"out of memory with a batch of {batch}: {error}") from error
         if cfg.of(config).file is None or isinstance(error, TunediffError):
             raise
-        raise UserCodeError(
-            "".join(traceback.format_exception(error)).rstrip()
-        ) from error  # the user's lines
+        raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the user's lines

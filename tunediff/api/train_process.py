@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from pathlib import Path
 from typing import Any, NoReturn
 
 from tunediff import config as cfg
-from tunediff.config import ConfigError, Systems
+from tunediff.config import ConfigError, Systems, code
 from tunediff.config.code import WorkloadError
 from tunediff.core import text
 from tunediff.core import trial_record as record
@@ -109,9 +108,7 @@ def _fail(result: TrialResult, config: Systems, journal: Journal, world: World) 
         raise TunediffError(f"out of memory: {' '.join(end.reason.split())}") from error
     if cfg.of(config).file is None:
         raise error
-    raise UserCodeError(
-        "".join(traceback.format_exception(error)).rstrip()
-    ) from error  # the lines of the user
+    raise UserCodeError(code.trace(error).rstrip("\n")) from error  # the lines of the user
 
 
 def _weights(path: Path, config: Systems) -> Any:

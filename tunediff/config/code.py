@@ -391,3 +391,18 @@ def _own(file: str, roots: Iterable[Path]) -> bool:
     """Return whether a file is the user's: in one of the folders, and no installed package."""
     inside = any(Path(file).is_relative_to(root) for root in (*roots, *_roots))
     return inside and is_users(file)
+
+
+def trace(error: BaseException) -> str:
+    """Return the traceback without tunediff's own frames, unless there are no others."""
+    link: traceback.TracebackException | None = traceback.TracebackException.from_exception(error)
+    first = link
+    while link is not None:  # the error, then its causes
+        others = [
+            frame for frame in link.stack if not Path(frame.filename).is_relative_to(_PACKAGE)
+        ]
+        if others and others != list(link.stack):
+            link.stack = traceback.StackSummary.from_list(others)
+        link = link.__cause__ or link.__context__
+    assert first is not None
+    return "".join(first.format())

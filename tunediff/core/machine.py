@@ -146,10 +146,10 @@ def check(args: MachineOptions) -> None:
         take(args.cpus, args.gpus)
         return
     if not re.fullmatch(r"auto|[^\s/]+:\d+", args.address):
-        client = "Ray Client keeps the search away from its cluster's files; run it on a node"
-        why = f" ({client}: ray job submit does)" if args.address.startswith("ray://") else ""
-        allowed = "allowed: auto or HOST:PORT"
-        raise ConfigError(f"--address: {args.address!r} is not allowed{why}; {allowed}")
+        raise ConfigError(
+            f"--address: {args.address!r} is not allowed; allowed: auto or HOST:PORT of a cluster,"
+            " on one of its nodes"
+        )
     if args.address != "auto":  # Ray would look for it for minutes
         host, _, port = args.address.rpartition(":")
         try:

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator
 
 from tunediff.core import trial_record
-from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import ADDRESS, STORAGE, address_of, plain, write_text
 from tunediff.core.options import Options, option
@@ -35,8 +34,6 @@ _OF_RAY, _PASSING = ("tune", "train"), ("doing.json",)
 """Folders of a search and names of files that are of no use elsewhere."""
 _JOURNALS = ("journal.jsonl", "sessions.jsonl")
 """Files that only grow: of two the longer one is the newer."""
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs"}
-"""Extras of this package by protocol."""
 _WITH_FOLDERS = ("file", "local", "sftp", "ssh", "smb", "ftp", "hdfs")
 """Protocols where a folder has to be made before a file is put there."""
 
@@ -76,12 +73,10 @@ def connect(address: str) -> tuple[FileSystem, str]:
     """Return file system and path of an address. Raises `ConfigError` without its package."""
     import fsspec  # comes with torch
 
-    protocol = address.partition("://")[0]
     try:
         system, path = fsspec.core.url_to_fs(address)
     except (ImportError, ValueError) as error:
-        extra = f"; run: {install_command(_EXTRAS[protocol])}" if protocol in _EXTRAS else ""
-        raise ConfigError(f"--storage: {address}: {error}{extra}") from None
+        raise ConfigError(f"--storage: {address}: {error}") from None
     return system, path.rstrip("/")
 
 

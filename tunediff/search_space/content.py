@@ -316,15 +316,8 @@ def _of_system(baseline: Any, cores: int, gpu: bool, emulated: Collection[str]) 
         system["loader.workers"] = sorted(
             {0, loader.workers, *(n for n in (1, 2, 4, 8) if n < cores)}
         )
-    system["precision.amp"] = _with(baseline.precision.amp, "none", "bf16")
-    if not gpu:
-        system["precision.amp"] = [
-            value
-            for value in system["precision.amp"]
-            if value not in emulated or value == baseline.precision.amp
-        ]
-        if len(system["precision.amp"]) == 1:
-            del system["precision.amp"]
+    if gpu or "bf16" not in emulated:
+        system["precision.amp"] = _with(baseline.precision.amp, "none", "bf16")
     if gpu:
         system["precision.matmul"] = _with(baseline.precision.matmul, "highest", "high")
         system |= {

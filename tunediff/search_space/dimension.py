@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from tunediff import config as cfg
@@ -62,11 +61,8 @@ class Dimension:
         if not self.integer:
             ends = self.low, self.high
             value = trial.suggest_float(self.name, *ends, step=self.step, log=self.log)
-            if self.step is None:
-                return value
-            low, step = Decimal(str(self.low)), Decimal(str(self.step))
             # 0.3, as a file lists it: Optuna's sum is 0.30000000000000004.
-            return min(self.high, float(low + round((value - self.low) / self.step) * step))
+            return value if self.step is None else float(f"{value:.12g}")
         bounds = int(self.low), int(self.high)
         return trial.suggest_int(self.name, *bounds, step=int(self.step or 1), log=self.log)
 

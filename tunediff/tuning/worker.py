@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -177,7 +176,7 @@ def _write_traceback(error: Exception, folder: Path, rank: int) -> None:
     """Write what broke the training on this rank beside the trial's journal."""
     with contextlib.suppress(OSError):  # a full disk may be what went wrong
         (folder / f"traceback-rank{rank}.txt").write_text(
-            "".join(traceback.format_exception(error)), encoding="utf-8", errors="backslashreplace"
+            code.trace(error), encoding="utf-8", errors="backslashreplace"
         )
 
 
