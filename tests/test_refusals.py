@@ -150,7 +150,7 @@ compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --judge none.
 compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=2 --out full | --out: 'full' is not allowed; allowed: a new folder
 compare --run 'python x.py {lr} {seed}' --objective loss lr=1 | command line: 1 × --run, 0 × --at, 1 × groups of name=value: is not allowed; allowed: A and B differ in one thing
 compare --run 'python x.py {lr} {seed}' --objective loss --run 'b {lr} {seed}' lr=1 lr=2 | command line: 2 × --run, 0 × --at, 2 × groups
-compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=1 | command line: lr=1: is what A is
+compare --run 'python x.py {lr} {seed}' --objective loss lr=1 lr=1 | command line: lr=1: A and B are identical
 compare --run 'python x.py {lr}' lr=1 lr=2 --objective loss | command line: the command never gets a seed
 compare --run 'python x.py {lr} {seed}' --objective loss lr=1 wd=1 lr=2 | command line: wd: the command does not name it
 compare --run 'python x.py {lr} {wd} {seed}' lr=1 lr=2 wd=1 --objective loss | command line: wd=1: stands behind the second lr=

@@ -141,8 +141,7 @@ def dump(
 
 
 def setting(name: str, value: Any) -> str:
-    """Return the word `knob=value` of a value, as calls from Python give it, also numpy's and torch's
-    numbers and arrays."""
+    """Return the word `knob=value` of a value; numbers and arrays may be numpy's or torch's."""
     plain = json.loads(json.dumps(value, default=_plain))
     return f"{name}={as_word(plain) if isinstance(plain, str) else json.dumps(plain)}"
 

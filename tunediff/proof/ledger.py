@@ -206,12 +206,12 @@ def begin(folder: Path, options: Any) -> None:
     with _locked() as ledger:
         key, level = uuid.uuid4().hex, ledger.level(options.level)
         experiment = Experiment.read(folder)
-        test = experiment.test.model_copy(update={"level": own_level(level, options)})
-        experiment.model_copy(update={"test": test}).write(folder)
+        experiment.test.level = own_level(level, options)
+        experiment.write(folder)
         line = {"name": folder.name, "level": level, "head": ledger.head, "runs": _runs(folder)}
         ledger.append("begin", id=key, **line, confirms=options.confirm)
-        state = Ledger.read().state(key, options.level)
-    write_text(folder / sides.LEDGER, json.dumps(state) + "\n")
+        state = json.dumps(Ledger.read().state(key, options.level))
+    write_text(folder / sides.LEDGER, f"{state}\n")
 
 
 def own_level(spent: float, options: Any) -> float:

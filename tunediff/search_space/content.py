@@ -202,9 +202,8 @@ def narrow(
     """Let `knob=value` override a file's `search:` or `grid:`, not points of `trials:` or rungs.
 
     A fixed knob is not searched. One of a union's member keeps its line with one choice while the
-    union is searched: others do not have it. Returns the content without what is fixed, the words
-    that change the baseline, and what to tell the user. Raises `ConfigError` for unknown knobs or
-    values.
+    union is searched: others do not have it. Returns the content without what is fixed, words for
+    the baseline, and notices for the user. Raises `ConfigError` for unknown knobs or values.
     """
     form = next((key for key in ("search", "grid") if isinstance(content.get(key), dict)), None)
     if not words or form is None or "workload" not in content:
