@@ -208,8 +208,15 @@ def begin(folder: Path, options: Any) -> None:
         experiment = Experiment.read(folder)
         experiment.test.level = own_level(level, options)
         experiment.write(folder)
-        line = {"name": folder.name, "level": level, "head": ledger.head, "runs": _runs(folder)}
-        ledger.append("begin", id=key, **line, confirms=options.confirm)
+        ledger.append(
+            "begin",
+            id=key,
+            name=folder.name,
+            level=level,
+            head=ledger.head,
+            runs=_runs(folder),
+            confirms=options.confirm,
+        )
         state = json.dumps(Ledger.read().state(key, options.level))
     write_text(folder / sides.LEDGER, f"{state}\n")
 
