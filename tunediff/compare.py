@@ -1,13 +1,11 @@
-"""Is B better than A at equal training seconds, or device-seconds, here? `python -m
-tunediff.compare A B`.
+"""Decide whether B is better than A at equal training seconds: `tunediff compare A B`.
 
 A and B: a configuration file such as an exported best.yaml, digits or cifar10, or a workload's file
-(mine.py, mine.py:PRESET, mine.py@REVISION of its git repository); knob=value behind one of them
-goes on top of it. Without B it is A with what stands behind it: `compare mine.py lr=3e-4`. Both run
-once on each of several seeds, which decide initial weights, order of the data and everything drawn,
-one run at a time, until the difference is larger than the noise, or no number of pairs that is
-allowed would tell it. The test allows for every analysis: B is wrongly called better, or worse, in
-at most 2.5 % of comparisons each.
+(mine.py, mine.py:PRESET, mine.py@REVISION of its git repository). knob=value behind one of them
+changes it. Without B, B is A with the knobs behind it: `compare mine.py lr=3e-4`. Both run on the
+same seeds, one run at a time, until the difference is larger than the noise, or more pairs would
+most likely not show one. The test allows for every analysis: B is wrongly called better, or worse,
+in at most 2.5 % of comparisons each.
 
 Any command can be compared too:
 
@@ -15,8 +13,8 @@ Any command can be compared too:
     --objective val_loss --outcome final
 
 A and B differ in one thing: two commands (--run twice), two revisions of the repository (--at
-twice; . is the working copy), or name=value of a parameter given twice. Each run goes on to its own
-end; without --outcome final, for --budget 60s. The value is read from what the command prints
+twice; . is the working copy), or a parameter given twice. With --outcome final each run goes on to
+its own end, without it for --budget 60s. The value is read from what the command prints
 (val_loss: 0.31, JSON, METRIC val_loss=0.31).
 """
 
@@ -60,8 +58,7 @@ class CompareCommandOptions(PrintingOptions, CompareOptions):
     )
     fail_on: Literal["no-difference", "worse"] = option(
         "no-difference",
-        "which verdicts are exit codes other than 0: no-difference and worse (default), or worse"
-        " alone",
+        "verdicts with an exit code other than 0: no-difference and worse (default), or only worse",
     )
 
 

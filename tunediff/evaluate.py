@@ -1,4 +1,4 @@
-"""Measure a saved model at full protocol: `tunediff evaluate RUN`.
+"""Judge a saved model with many images: `tunediff evaluate RUN`.
 
 RUN is what `tunediff.sample` takes: a training folder, a search (its best trial), NAME/t0003 or an
 exported best.yaml. Draws 10,000 images by ancestral sampling unless told otherwise; a model of

@@ -1,4 +1,4 @@
-"""Take the best configuration out of a search, with its weights: `tunediff export NAME`.
+"""Export the best configuration of a search, with its weights: `tunediff export NAME`.
 
 With --diffusers --out FOLDER the model becomes a pipeline, for
 `diffusers.DiffusionPipeline.from_pretrained(FOLDER)`; NAME may then also be a training folder,

@@ -1,8 +1,9 @@
-"""What do runs show that have already finished? `tunediff judge A B --objective val_loss`.
+"""Judge runs that have already finished: `tunediff judge A B --objective val_loss`.
 
-Each of A, B, … is a folder or a pattern of file names with a log a run, or a CSV or JSON-lines file
-with a row a run (or a chart of Weights & Biases: a column a run). Each set is compared with the
-first one: Welch's test, or with --paired-by a test of pairs; a single set with a --target.
+Each of A, B, … is a set of runs: a folder or a pattern of file names with one log for each run, or
+a CSV or JSON-lines file with one row for each run (a chart of Weights & Biases: one column). Each
+set is compared with the first one by Welch's test, or with --paired-by by a test of pairs; a single
+set is compared with a --target.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Where the seconds and the memory of a training go, and what to try next: `python -m
-tunediff.profile --config F`.
+"""Show where the time and memory of a training go: `tunediff profile --config F`.
 
 F is a configuration file (an exported best.yaml too), or digits or cifar10 for that workload's
 baseline. Writes a report, its numbers and a Chrome trace into a new folder. Runs in one process: of

@@ -54,7 +54,7 @@ class SampleOptions(drawing.SamplerOptions, JsonOptions, remote.StorageOptions):
         None, "seed of the noise (default: that of the model's evaluations)", ge=0
     )
     batch_size: int | None = option(
-        None, "images at once on each process (default: likewise)", ge=1
+        None, "images at once on each process (default: as in the model's evaluations)", ge=1
     )
 
 

@@ -23,9 +23,7 @@ from tunediff.report.result import PAGE
 class SearchCommandOptions(PrintingOptions, SearchOptions):
     """The options of the command."""
 
-    only_check: bool = option(
-        False, "only try a workload of your own, and print what --dry-run does", flag="--check"
-    )
+    only_check: bool = option(False, "only check your workload, and print the plan", flag="--check")
     open: bool = option(False, "open the report in a browser when the search has ended")
 
 

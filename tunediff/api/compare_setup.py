@@ -308,7 +308,7 @@ def planned(new: NewComparison, options: CompareOptions, say: Say) -> dict[str, 
     elif cfg.of(config).file is None and options.address is None:
         of_runs = None
         if not options.dry_run:
-            say("looking at the data and timing one evaluation")
+            say("reading the data and timing one evaluation")
             if config.parallel.processes == 1:
                 of_runs = functools.partial(kept(local.TRIALS).prepare, config.schema.workload)
         measured = {**probe.before_search(config, True, not options.dry_run, prepared=of_runs)}

@@ -23,7 +23,7 @@ class JudgeKeywords(LogFormat, FinishedRuns, Options):
     """How finished runs are read and judged."""
 
     mode: Literal["min", "max"] | None = option(
-        None, "which direction is better (default: min; to be said of names such as accuracy)"
+        None, "which direction is better (default: min; names such as accuracy need it)"
     )
     outcome: Literal["final", "time"] = option(
         "final", "seconds of the whole run (default), or those until --target is met"
@@ -36,7 +36,7 @@ class JudgeKeywords(LogFormat, FinishedRuns, Options):
         None, "how much worse than the first set's the values may be", metavar="X", gt=0
     )
     level: float = option(0.05, "probability of a wrong verdict if nothing differs", gt=0, lt=1)
-    one_sided: bool = option(False, "all of it for «better»")
+    one_sided: bool = option(False, "one-sided tests: gains are found sooner")
     out: Path | None = option(
         None, "a new folder with parsed numbers, result and page, for tunediff verify",
         metavar="FOLDER",
@@ -46,7 +46,7 @@ class JudgeKeywords(LogFormat, FinishedRuns, Options):
 class JudgeOptions(JudgeKeywords):
     """What is judged."""
 
-    words: tuple[str, ...] = words_option("sets of runs, the first is compared with", "A B …")
+    words: tuple[str, ...] = words_option("sets of runs; each is compared with the first", "A B …")
 
 
 def judged(options: JudgeOptions) -> Result:

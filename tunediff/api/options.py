@@ -29,17 +29,16 @@ class JobOptions(machine.MachineOptions, remote.StorageOptions):
 
     track: Service | None = option(None, TRACK_HELP)
     check: bool = option(
-        True, "try a workload of your own, or commands, first: two steps and two evaluations"
+        True, "check your workload, or the commands, first: two steps and two evaluations"
     )
     force: bool = option(
         False,
-        "start what would take over 30 days, 100,000 trials or the whole disk",
+        "start even if it takes over 30 days, 100,000 trials or the whole disk",
     )
-    resume: str | None = option(None, "go on with what was interrupted", metavar="NAME")
+    resume: str | None = option(None, "go on with this one, which was interrupted", metavar="NAME")
     dry_run: bool = option(
         False,
-        "print what would run, what it costs and if it fits; a search tries a workload of your own"
-        " first",
+        "print the plan and its cost, and start nothing; a search checks your workload first",
     )
 
 
@@ -49,7 +48,7 @@ class Setup(Section):
     name: str | None = option(None, "name of its folder (default: what is run, and the time)")
     parallel: bool = option(
         False,
-        "runs that are compared have all equal devices of this machine at the same time: a GPU each"
+        "runs that are compared use all equal devices of this machine at the same time: a GPU each"
         " (the default where a search confirms), else cores (OMP_NUM_THREADS of each run)",
     )
 
@@ -90,13 +89,13 @@ class CompareSetup(Setup):
     """Options that only a new comparison takes."""
 
     words: tuple[str, ...] = words_option(
-        "what is compared; with --run values of parameters: one given twice is A's and B's",
+        "what is compared; with --run, values of parameters: of one given twice, A has the first",
         "A [knob=value …] [B [knob=value …]]",
     )
     command: Annotated[tuple[Command, ...], BeforeValidator(_commands)] = option(
         (),
         "a command with {name} for its parameters, {seed}, {folder}, {port}, {gpus}, and"
-        " {overrides} or {flags} for all other parameters, in the place of a workload; twice: A's"
+        " {overrides} or {flags} for all other parameters, instead of a workload; twice: A's"
         " and B's",
         flag="--run",
         metavar="COMMAND",
@@ -110,7 +109,7 @@ class CompareSetup(Setup):
     )
     seed: int | None = option(
         None,
-        "seed of the first pair (default: it follows from the code of both)",
+        "seed of the first pair (default: follows from the code of both sides)",
         metavar="N",
         ge=0,
         lt=2**31 - 1000,
@@ -118,18 +117,18 @@ class CompareSetup(Setup):
     )
     judge: Path | None = option(
         None,
-        "a Python file that gets the folder of a run and prints the metric, locked for both sides",
+        "a Python file that gets the folder of a run and prints the metric; fixed for both sides",
         metavar="FILE",
     )
     holdout: Path | None = option(
         None,
-        "a second one, whose values are shown with the verdict and decide nothing",
+        "a second judge; its values are shown with the verdict and decide nothing",
         metavar="FILE",
     )
     ledger: bool = option(
         False,
         "spend from one error budget for all comparisons of this repository"
-        " (.tunediff/ledger.jsonl): --level is the share of kept changes that may be none",
+        " (.tunediff/ledger.jsonl): --level is the share of kept changes that may have no effect",
     )
     confirm: bool = option(
         False, "with --ledger: A is the version that was confirmed last, and B the head"
@@ -141,12 +140,12 @@ class CompareOptions(CompareSetup, RuleOfPairs, RunLimit, CommandSettings, JobOp
 
     out: Path | None = option(
         None,
-        "a new folder with all that others need to check the result, by tunediff verify",
+        "a new folder with everything that others need to check the result by tunediff verify",
         metavar="FOLDER",
     )
     reproduce: Path | None = option(
         None,
-        "run the comparison of such a folder on this machine",
+        "run the comparison of a folder of --out again on this machine",
         metavar="FOLDER",
     )
 

@@ -107,7 +107,7 @@ def measure(
         "confirming_final_s": space.confirm.final if space.confirm is not None else {},
     }
     finals = {name: protocol for name, protocol in protocols.items() if protocol}
-    say(f"looking at the data{' and timing one evaluation' if evaluates else ''}")
+    say(f"reading the data{' and timing one evaluation' if evaluates else ''}")
     of_trials = None
     if templates is not None and space.baseline.parallel.processes == 1:
         of_trials = functools.partial(templates.prepare, space.workload.name)
@@ -282,7 +282,7 @@ def _content(path: Path, settings: Sequence[str], address: str | None, engine: b
         log.info("precision.amp=bf16 is not searched: this CPU only emulates it")
     if address is not None:
         log.info(
-            "%s: knobs are searched as nodes with a GPU and %d or more CPU cores need them",
+            "%s: knobs are chosen for nodes with a GPU and %d or more CPU cores",
             path.name,
             NODE_CORES,
         )

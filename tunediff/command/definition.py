@@ -51,23 +51,28 @@ class CommandSettings(Section):
     )
     mode: Mode | None = option(
         None,
-        "which direction is better (default: min; to be said of names such as accuracy)",
+        "which direction is better (default: min; names such as accuracy need it)",
     )
-    pattern: str | None = option(None, "a regular expression for it, with one group: the number")
+    pattern: str | None = option(
+        None, "a regular expression that finds the metric; its one group is the number"
+    )
     metrics: str | None = option(
-        None, "a file with it that the command writes, e.g. {folder}/results.json", metavar="FILE"
+        None,
+        "a file with the metric, which the command writes, e.g. {folder}/results.json",
+        metavar="FILE",
     )
     reduce: str = option(
         "last",
-        "last (default), mean:K, min or max of its values; each: a process prints the results of"
-        " several runs, and their mean is its value (each:1: without the first)",
+        "the value of a run: last (default), mean:K, min or max of its values; each: a process"
+        " prints the results of several runs, and its value is their mean (each:1: without the"
+        " first)",
     )
     outcome: OutcomeName = option(
         "budget",
-        "the value at the budget (default), the final one, or the time until --target (with it)",
+        "the value at the budget (default), the final value, or the time until --target",
     )
     clock_from: str | None = option(
-        None, "the clock begins at a line that matches", metavar="PATTERN"
+        None, "the clock begins at a line that matches this", metavar="PATTERN"
     )
     time: str | None = option(
         None,
@@ -77,12 +82,12 @@ class CommandSettings(Section):
     grace: Seconds = option(10.0, "from SIGTERM to SIGKILL (default: 10s)", metavar="SECONDS")
     timeout: Seconds | None = option(
         None,
-        "seconds of a process after which it has failed (default: ten times the longest so far)",
+        "a process that takes longer has failed (default: ten times the longest so far)",
         metavar="SECONDS",
     )
     shell: bool = option(False, "run the command by a shell")
     unseeded: bool = option(
-        False, "the command takes no seed, and that is meant: pairs are by their order only"
+        False, "the command takes no seed, on purpose: pairs are runs that follow each other"
     )
 
 

@@ -1,4 +1,4 @@
-"""Can a search train on this machine, and what is broken? In about a minute.
+"""Check in about a minute whether a search can train on this machine.
 
 Each line: ok, weak, missing, wrong or skipped, what was found, and what it means. Exit code 0: a
 search can run.

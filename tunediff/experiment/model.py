@@ -87,8 +87,8 @@ class RunLimit(Section):
 
     budget: Seconds | None = option(
         None,
-        "training seconds of a run, e.g. 90s, 10m (default: those of the search file; 60s of a"
-        " comparison, of commands that end by themselves none)",
+        "training seconds of a run, e.g. 90s, 10m (default: that of the search file; in comparisons"
+        " 60s, or the command's own end with --outcome final)",
         metavar="SECONDS",
     )
     """None: it goes on to its own end."""
@@ -99,12 +99,13 @@ class RunLimit(Section):
     )
     compile: Literal["charged", "free", "cold", "shared"] = option(
         "charged",
-        "whether compiling counts as training (charged, the default, or free); of commands: cold in"
-        " every run (default), or shared after one run of each side that does not count",
+        "whether compiling counts as training: charged (default) or free; the cache of compiled"
+        " kernels of commands: cold in every run (default), or shared after one run of each side"
+        " that does not count",
     )
     target: str | None = option(
         None,
-        "what a run is to reach in less time, e.g. val_loss<=3.28 (compare: with --better time)",
+        "decide by the time to reach this, e.g. val_loss<=3.28 (compare: with --better time)",
         metavar="CONDITION",
     )
 
@@ -158,12 +159,10 @@ class RuleOfPairs(Section):
         0.05, "probability of a wrong verdict if nothing differs (default: 0.05)", metavar="P"
     )
     one_sided: bool = option(
-        False, "all of it for «better»: B is never called worse, and found sooner"
+        False, "one-sided test: B is never called worse, and gains are found sooner"
     )
     fixed: bool = option(False, "one analysis, after all --pairs: Student's t-test")
-    equal: bool = option(
-        False, "A against itself, B on other seeds: a trial of the comparison, to find nothing"
-    )
+    equal: bool = option(False, "compare A with itself on other seeds, to test the comparison")
 
 
 class SequentialTest(RuleOfPairs):

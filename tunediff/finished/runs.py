@@ -57,7 +57,9 @@ class LogFormat(Section):
     """What is read of each run."""
 
     objective: str = option(REQUIRED, "the metric that decides, as logs name it", metavar="NAME")
-    pattern: str | None = option(None, "a regular expression for it, with one group: the number")
+    pattern: str | None = option(
+        None, "a regular expression that finds the metric; its one group is the number"
+    )
     time: str | None = option(
         None, "seconds in logs, e.g. train_time:(\\d+)ms, or the name of a column or key"
     )

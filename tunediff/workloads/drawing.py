@@ -52,9 +52,12 @@ class SamplerOptions(Options):
     )
     skip: str | None = option(
         None,
-        "spacing of the DDIM steps: linear or quadratic (default: sample likewise, evaluate linear)",
+        "spacing of the DDIM steps: linear or quadratic (default: sample as in the model's"
+        " evaluations, evaluate linear)",
     )
-    eta: float | None = option(None, "noise of DDIM, 0 to 1 (default: sample likewise, evaluate 0)")
+    eta: float | None = option(
+        None, "noise of DDIM, 0 to 1 (default: sample as in the model's evaluations, evaluate 0)"
+    )
 
 
 def with_sampler(config: Any, options: SamplerOptions, defaults: Mapping[str, Any]) -> Any:
