@@ -7,12 +7,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch_fidelity.metric_fid import fid_features_to_statistics, fid_statistics_to_metric
 from torch_fidelity.metric_isc import isc_features_to_metric
+from torch_fidelity.metric_kid import kid_features_to_metric
 
 from tunediff.data.images import Images
 from tunediff.distributed import alone
-from tunediff.evaluation import features, judge
-from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, Reference, frechet, kid
+from tunediff.evaluation import distance, features, judge
+from tunediff.evaluation.distance import (
+    FeatureStatistics, NonFiniteError, Reference, frechet, kernel_distance, kid, symmetric_root,
+)
 from tunediff.evaluation.judge import Quality, Real, inception_score, precision_recall
 from tunediff.evaluation.names import KINDS, name_of
 
@@ -169,3 +173,111 @@ def test_only_inception_has_the_published_names() -> None:
     of_resnet = names("FD (cifar10-resnet, 88 %)")
     assert of_resnet[1:3] == ["KID (cifar10-resnet, 88 %)", "IS (cifar10-resnet, 88 %)"]
     assert not any(name in ("FID", "KID", "IS") for name in names("FD (inception, own weights)"))
+
+
+# -------------------------------------------------------------------------------------------------------- test_distance
+def features_of(count: int, dim: int, seed: int, shift: float = 0.0) -> Tensor:
+    """Correlated, non-negative features, as a network's are."""
+    generator = torch.Generator().manual_seed(seed)
+    mixing = torch.randn(dim, dim, generator=torch.Generator().manual_seed(99), dtype=torch.float64) / dim**0.5
+    return (torch.randn(count, dim, generator=generator, dtype=torch.float64) @ mixing + shift).relu()
+
+
+def statistics_of(values: Tensor, batch: int = 37) -> FeatureStatistics:
+    collected = FeatureStatistics(values.shape[1])
+    for part in values.split(batch):
+        collected.update(part)
+    return collected
+
+
+def reference(values: Tensor) -> Reference:
+    return Reference.of(statistics_of(values), values[:100].float())
+
+
+def library_frechet(a: Tensor, b: Tensor) -> float:
+    found = fid_statistics_to_metric(fid_features_to_statistics(a), fid_features_to_statistics(b), verbose=False)
+    return float(found["frechet_inception_distance"])
+
+
+def test_statistics_are_those_of_numpy() -> None:
+    values = features_of(200, 16, 1) + 5
+    collected = statistics_of(values)
+    assert collected.count == 200
+    assert collected.mean.numpy() == pytest.approx(values.numpy().mean(0), rel=1e-13)
+    assert collected.cov.numpy() == pytest.approx(np.cov(values.numpy(), rowvar=False), rel=1e-10, abs=1e-13)
+
+
+# Rank-deficient on neither side, on one, on the other, on both.
+@pytest.mark.parametrize(("n", "m"), [(500, 700), (40, 700), (700, 40), (40, 50)])
+@pytest.mark.parametrize("dim", [8, 64, 200])
+def test_frechet_is_that_of_torch_fidelity(n: int, m: int, dim: int) -> None:
+    a, b = features_of(n, dim, 1), features_of(m, dim, 2, shift=0.3)
+    assert frechet(statistics_of(a), reference(b)) == pytest.approx(library_frechet(a, b), rel=1e-6)
+
+
+def test_frechet_of_float32_features() -> None:
+    a, b = features_of(300, 64, 1).float(), features_of(400, 64, 2, shift=0.3).float()
+    assert frechet(statistics_of(a), reference(b)) == pytest.approx(library_frechet(a.double(), b.double()), rel=1e-6)
+
+
+def test_frechet_of_known_gaussians() -> None:
+    # Two points each: mean 0 and 3, standard deviation √2·1 and √2·2, so (0−3)² + (√2−2√2)² = 11.
+    a, b = torch.tensor([[-1.0], [1.0]]), torch.tensor([[1.0], [5.0]])
+    assert frechet(statistics_of(a), reference(b)) == pytest.approx(11.0)
+    assert frechet(statistics_of(a), reference(a)) == pytest.approx(0.0, abs=1e-12)
+
+
+def test_symmetric_root_of_a_singular_matrix() -> None:
+    values = features_of(10, 30, 1)
+    matrix = values.T @ values
+    root = symmetric_root(matrix)
+    assert torch.allclose(root @ root, matrix, atol=1e-10)
+    assert torch.allclose(root, root.T, atol=1e-12)
+
+
+@pytest.mark.parametrize(("n", "m", "size"), [(150, 90, 50), (60, 60, 60)])
+@pytest.mark.parametrize("rows", [2000, 40])
+def test_kid_is_that_of_torch_fidelity(n: int, m: int, size: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distance, "_ROWS", rows)
+    a, b = features_of(n, 32, 1), features_of(m, 32, 2, shift=0.3)
+    found = kid_features_to_metric(a, b, kid_subsets=20, kid_subset_size=size, rng_seed=7, verbose=False)
+    mean, spread = kid(a, b, subsets=20, subset_size=size, seed=7)
+    assert mean == pytest.approx(found["kernel_inception_distance_mean"], rel=1e-9)
+    assert spread == pytest.approx(found["kernel_inception_distance_std"], rel=1e-6, abs=1e-12)
+
+
+def test_kid_of_equal_distributions_is_near_zero() -> None:
+    same, _ = kid(features_of(400, 32, 1), features_of(400, 32, 2), subset_size=100)
+    other, _ = kid(features_of(400, 32, 1), features_of(400, 32, 2, shift=0.5), subset_size=100)
+    assert abs(same) < other / 50
+
+
+def test_kernel_distance_takes_half_of_the_smaller_set_or_nothing() -> None:
+    a, b = features_of(100, 8, 1), features_of(71, 8, 2)
+    assert kernel_distance(a, b) == kid(a, b, subset_size=35)
+    assert kernel_distance(a, b[:63]) is None
+
+
+@pytest.mark.parametrize("size", [0, 1, 51])
+def test_kid_refuses_impossible_subsets(size: int) -> None:
+    with pytest.raises(ValueError, match=f"subset_size must lie in 2…50, not {size}"):
+        kid(features_of(50, 4, 1), features_of(80, 4, 1), subset_size=size)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_are_refused(bad: float) -> None:
+    values = torch.ones(5, 3)
+    values[2, 1] = bad
+    with pytest.raises(NonFiniteError, match="non-finite"):
+        FeatureStatistics(3).update(values)
+
+
+def test_one_vector_has_no_covariance() -> None:
+    with pytest.raises(ValueError, match="at least 2 feature vectors, not 1"):
+        _ = statistics_of(torch.ones(1, 3)).cov
+
+
+def test_merge_of_one_process_changes_nothing() -> None:
+    collected = statistics_of(features_of(20, 4, 1))
+    collected.merge(alone("cpu"))
+    assert collected.count == 20
