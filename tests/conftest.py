@@ -77,6 +77,13 @@ def clock(monkeypatch):
 
 
 @pytest.fixture
+def at_tmp_path(tmp_path, monkeypatch):
+    """The working folder is `tmp_path`."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def imports_as_before():
     """Folders of users' files are on the path of imports only as long as the test that made them."""
     before = [*sys.path]

@@ -50,9 +50,8 @@ FILE = {
 
 
 @pytest.fixture
-def file(tmp_path, monkeypatch):
+def file(tmp_path, monkeypatch, at_tmp_path):
     measure_here(monkeypatch)
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "space.yaml").write_text(yaml.safe_dump(FILE))
     return str(tmp_path / "space.yaml")
 
@@ -242,8 +241,7 @@ def test_export_writes_a_configuration_that_loads_and_says_where_it_is_from(foun
 
 # -------------------------------------------------------------------------------------------------------------- train
 @pytest.fixture
-def config(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def config(tmp_path, at_tmp_path):
     (tmp_path / "best.yaml").write_text(cfg.dump(cfg.override(cfg.baseline("digits"), TINY)))
     return "best.yaml"
 
@@ -292,9 +290,8 @@ WAITS_IN_ITS_SECOND_EVALUATION = """
 """
 
 
-def test_train_resumes_after_kill_which_leaves_no_process_behind(tmp_path, monkeypatch, capfd):
+def test_train_resumes_after_kill_which_leaves_no_process_behind(tmp_path, capfd, at_tmp_path):
     """Template, run, fork server, resource tracker and loader processes end with the command."""
-    monkeypatch.chdir(tmp_path)
     judges = "def judge(net):\n"
     text = Path(plain.__file__).read_text().replace(judges, judges + WAITS_IN_ITS_SECOND_EVALUATION)
     Path("mine.py").write_text("import os, time\n" + text)
@@ -384,9 +381,8 @@ def test_forked_processes_of_a_training_end_when_they_are_terminated():
 
 
 @pytest.fixture
-def toy(tmp_path, monkeypatch, in_this_process):
+def toy(in_this_process, at_tmp_path):
     """Trains the toy in a folder of its own; what it returns is the command with its words."""
-    monkeypatch.chdir(tmp_path)
     with shipped_toy():
         yield lambda *words: train.main(["--config", "toy", "--samples", "80", "--out", "out", *words])
 

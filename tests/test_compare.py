@@ -35,9 +35,8 @@ def backend_is(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch, this_machine, backend_is):
+def here(tmp_path, monkeypatch, this_machine, backend_is, at_tmp_path):
     """Two cores; what would start Ray does not."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.syspath_prepend(str(tmp_path))
     this_machine(2)

@@ -36,12 +36,11 @@ KINDS = {
 @pytest.mark.nightly
 @pytest.mark.training
 @pytest.mark.parametrize("kind", KINDS)
-def test_equal_sides_are_not_called_different(kind, tmp_path, monkeypatch, capsys):
+def test_equal_sides_are_not_called_different(kind, monkeypatch, capsys, at_tmp_path):
     """At a level of 1 % one of five is found in 5 % of all tries, and two in a thousandth of them."""
     if kind == "parallel" and machine.cores() < 2:
         pytest.skip("two runs at a time need two cores")
     program, words = KINDS[kind]
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     Path("train.py").write_text(program)
     different = 0

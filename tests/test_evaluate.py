@@ -53,9 +53,8 @@ def network():
 
 
 @pytest.fixture
-def model(tmp_path, monkeypatch):
+def model(tmp_path, at_tmp_path):
     """Weights with their configuration, in the current folder."""
-    monkeypatch.chdir(tmp_path)
     save_file(network().state_dict(), tmp_path / "small.safetensors")
     (tmp_path / "small.yaml").write_text(cfg.dump(CONFIG))
     return "small.yaml"
@@ -195,8 +194,7 @@ def sample_images(network, config, request):
 """
 
 
-def test_a_generator_of_a_users_file_is_judged_at_full_protocol(tmp_path, capsys, monkeypatch, imports_as_before):
-    monkeypatch.chdir(tmp_path)
+def test_a_generator_of_a_users_file_is_judged_at_full_protocol(tmp_path, capsys, imports_as_before, at_tmp_path):
     (tmp_path / "mine.py").write_text(GENERATOR)
     (tmp_path / "small.yaml").write_text(cfg.dump(cfg.baseline("mine.py:digits")))
     conv = torch.nn.Conv2d(1, 1, 1)
@@ -213,8 +211,7 @@ def test_a_generator_of_a_users_file_is_judged_at_full_protocol(tmp_path, capsys
     assert "--sampler: 'ddim'" in refused(capsys, "small.yaml", "--sampler", "ddim", "--steps", "5")
 
 
-def test_a_generator_that_yields_too_few_images_is_refused(tmp_path, capsys, monkeypatch, imports_as_before):
-    monkeypatch.chdir(tmp_path)
+def test_a_generator_that_yields_too_few_images_is_refused(tmp_path, capsys, imports_as_before, at_tmp_path):
     (tmp_path / "few.py").write_text(GENERATOR + "        return\n")  # after the first batch
     (tmp_path / "small.yaml").write_text(cfg.dump(cfg.baseline("few.py:digits")))
     save_file(torch.nn.Conv2d(1, 1, 1).state_dict(), tmp_path / "small.safetensors")
@@ -289,8 +286,7 @@ def test_progress_is_a_bar_on_a_terminal_and_lines_elsewhere(capsys, stderr_is, 
     assert capsys.readouterr().err == "", "of several ranks one speaks"
 
 
-def test_every_evaluation_as_in_the_training_is_kept(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_every_evaluation_as_in_the_training_is_kept(tmp_path, capsys, at_tmp_path):
     config = cfg.baseline("digits_classifier")
     (tmp_path / "small.yaml").write_text(cfg.dump(config))
     torch.manual_seed(0)

@@ -65,9 +65,8 @@ def test_the_file_of_the_page_on_own_trainings_learns(tmp_path):
 
 
 @pytest.mark.nightly  # `test_sample.py` and `test_evaluate.py` draw from others
-def test_sample_draws_from_a_training_of_an_example(tmp_path, monkeypatch, capsys):
+def test_sample_draws_from_a_training_of_an_example(tmp_path, capsys, at_tmp_path):
     """The same images in any batch size; the file of the workload runs only if the user says so."""
-    monkeypatch.chdir(tmp_path)
     config, folder = example("flow", loader__batch_size=8), tmp_path / "ray_results" / "flow-run"
     config = cfg.take_along(config, folder)
     journal = Journal(folder)
@@ -165,8 +164,7 @@ def test_the_right_line_is_among_the_candidates_once_and_no_module_on_both_sides
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) if name == "finetune" else name for name in NAMES])
-def test_a_search_of_an_example_needs_no_other_file(name, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_search_of_an_example_needs_no_other_file(name, tmp_path, capsys, at_tmp_path):
     if name == "finetune":
         pytest.importorskip("trl")
     assert search.main([str(FOLDER / f"{name}.py"), "--dry-run", "--no-check"]) == 0

@@ -61,8 +61,9 @@ def test_formats_that_a_cpu_has_no_units_for(tmp_path, flags, missing):
     ],
     ids=str,
 )
-def test_a_search_says_which_formats_will_be_slow(tmp_path, monkeypatch, capsys, probe_says, content, gpus, said):
-    monkeypatch.chdir(tmp_path)
+def test_a_search_says_which_formats_will_be_slow(
+    tmp_path, monkeypatch, capsys, probe_says, content, gpus, said, at_tmp_path
+):
     trials = {} if "ladder" in content else {"trials": 2}
     file = {"workload": "digits", "budget": {"per_trial": "3s", **trials}, **content}
     file |= {"search": {"optimizer.lr": [1e-3, 2e-3]}} if "fixed" in content else {}

@@ -112,8 +112,7 @@ def test_mcp_stops_no_process_of_this_machine_for_a_search_of_another_one(server
     assert alive
 
 
-def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, monkeypatch, capfd):
-    monkeypatch.chdir(tmp_path)
+def test_mcp_result_runs_a_users_file_in_a_process_of_its_own(tmp_path, capfd, at_tmp_path):
     Path("mine.py").write_text(
         "import os, pathlib\nos.system('echo by descriptor')\npathlib.Path('pid').write_text(str(os.getpid()))\n"
         + PLAIN.read_text()
@@ -148,10 +147,9 @@ def test_mcp_says_what_is_not_allowed(server, tool, arguments, message):
 
 @pytest.mark.nightly
 @pytest.mark.cluster
-def test_an_agent_finishes_by_tools_alone(tmp_path, monkeypatch):
+def test_an_agent_finishes_by_tools_alone(tmp_path, at_tmp_path):
     """Doctor, dry run, search, compare, export, over stdio."""
     shutil.copy(PLAIN, tmp_path / "mine.py")
-    monkeypatch.chdir(tmp_path)
     from mcp import StdioServerParameters
 
     server = StdioServerParameters(command=sys.executable, args=["-m", "tunediff.mcp"], cwd=str(tmp_path))

@@ -188,8 +188,7 @@ OF_A_FILE = {**searches.FILE, "workload": "mine.py", "search": {"lr": [0.01, 0.1
 
 
 @pytest.fixture
-def storage(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def storage(tmp_path, at_tmp_path):
     search_folder(tmp_path / "ray_results" / "night")
     run_folder(tmp_path / "ray_results" / "train-digits", tiny(process__prediction="v"), seed=7)
     return tmp_path / "ray_results"
@@ -236,9 +235,8 @@ def test_a_refused_export_keeps_the_files_of_an_earlier_one(storage, capsys):
     assert {path: path.read_bytes() for path in Path("out").rglob("*") if path.is_file()} == before
 
 
-def test_an_exported_configuration_names_files_as_they_were_given(tmp_path, monkeypatch):
+def test_an_exported_configuration_names_files_as_they_were_given(tmp_path, monkeypatch, at_tmp_path):
     """It may be taken to another machine, where the same folders lie elsewhere; paths outside stay what they are."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "images").mkdir()
     content = searches.FILE | {
         "workload": "images",

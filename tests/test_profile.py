@@ -25,9 +25,8 @@ FILES = {"profile.json", "profile.md", "operations.csv", "trace.json.gz"}
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, at_tmp_path):
     """A folder of its own; one thread, no matter what the machine has, and no GPU."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(profiling_run, "alone", lambda: CPU)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

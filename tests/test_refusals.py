@@ -263,8 +263,7 @@ TINY = ["model.channels=8", "model.multipliers=[1]", "model.attention=[]", "data
         "evaluation.steps=2", "evaluation.points=1", "evaluation.extractor=random", "loader.workers=0"]  # fmt: skip
 
 
-def test_a_name_may_be_a_path_as_a_shell_completes_it(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_name_may_be_a_path_as_a_shell_completes_it(capsys, at_tmp_path):
     folder = searches.night(Path("ray_results/night"))
     for name in ("night", "night/", "ray_results/night", str(folder.absolute())):
         assert search_space.folder_of(name, Path("ray_results")) == folder.absolute()
@@ -275,8 +274,7 @@ def test_a_name_may_be_a_path_as_a_shell_completes_it(tmp_path, monkeypatch, cap
 
 
 @pytest.mark.training
-def test_a_result_is_json_wherever_it_is_asked_for(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_result_is_json_wherever_it_is_asked_for(capsys, at_tmp_path):
     searches.night(Path("kept/night"))
     told = {}
     for command, words in (

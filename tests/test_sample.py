@@ -19,8 +19,7 @@ CONFIG = tiny()  # T = 50, 8×8 grey
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def run(tmp_path, at_tmp_path):
     return run_folder(tmp_path / "ray_results" / "small", CONFIG)
 
 

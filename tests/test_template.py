@@ -187,11 +187,12 @@ def test_parents_that_agree_on_them_share_a_template_whatever_their_path_and_env
     assert "OF_TEMPLATE" not in templates[0][1]
 
 
-def test_templates_of_a_base_have_what_it_has_imported_and_the_state_of_their_parent(tmp_path, monkeypatch):
+def test_templates_of_a_base_have_what_it_has_imported_and_the_state_of_their_parent(
+    tmp_path, monkeypatch, at_tmp_path
+):
     """The file is imported after the fork, in each template; the path of the user's files is not that of the base."""
     (tmp_path / "loaded.py").write_text("import os; os.environ['LOADED'] = '1'")
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.chdir(tmp_path)
     base, cores = template_runs.prepare_base, os.sched_getaffinity(0)
     with template(str(tmp_path / "loaded.py"), base=base) as one:
         first = one.start(template_runs.origin, None).receive()

@@ -33,26 +33,25 @@ def test_a_gate_of_a_margin_is_a_paired_t_test():
     assert margin.shown
 
 
-def test_a_gate_is_passed_wrongly_no_more_often_than_its_level():
-    """B just misses the target: looked at after every pair, it passes in at most 2.5 % of comparisons."""
-    rng, passed, times = np.random.default_rng(1), 0, 2000
+def passed(target, mean, sd, decimals=9, times=400):
+    """How many of so many series of 12 values pass a gate that their mean misses, looked at after every pair."""
+    rng, found = np.random.default_rng(1), 0
     for _ in range(times):
-        b = 3.28 + 0.0013 * rng.standard_normal(12)
-        gates = (targets.target_gate(b[:n], Target("loss", "<=", 3.28), Rules(12)) for n in range(3, 13))
-        passed += any(gate.shown for gate in gates)
-    assert 0.015 < passed / times < 0.035
+        b = np.round(mean + sd * rng.standard_normal(12), decimals)
+        found += any(targets.target_gate(b[:n], Target("loss", *target), Rules(12)).shown for n in range(3, 13))
+    return found / times
+
+
+def test_a_gate_is_passed_wrongly_no_more_often_than_its_level():
+    """B just misses the target: it passes in at most 2.5 % of comparisons."""
+    assert 0.015 < passed(("<=", 3.28), 3.28, 0.0013, times=2000) < 0.035
 
 
 @pytest.mark.parametrize("sd", [0.0005, 0.002, 0.004])
 def test_a_gate_of_few_digits_is_passed_wrongly_no_more_often_than_its_level(sd):
     """An accuracy that is printed with two digits, whose mean misses a target by a tenth of a digit."""
-    rng, passed, times = np.random.default_rng(1), 0, 400
-    for target, mean in ((0.94, 0.937), (0.936, 0.9355)):
-        for _ in range(times):
-            b = np.round(mean + sd * rng.standard_normal(12), 2)
-            gates = (targets.target_gate(b[:n], Target("acc", ">=", target), Rules(12)) for n in range(3, 13))
-            passed += any(gate.shown for gate in gates)
-    assert passed / (2 * times) < 0.03
+    both = [passed((">=", target), mean, sd, 2) for target, mean in ((0.94, 0.937), (0.936, 0.9355))]
+    assert np.mean(both) < 0.03
 
 
 def test_values_that_repeat_show_a_margin_that_is_larger_than_their_step():
@@ -116,9 +115,8 @@ def by_time(values, **content):
     return Comparison.read(made(values, objective="frechet", mode="min", **{**rules, **content}))
 
 
-def test_seconds_until_the_target_decide_if_all_reach_it(tmp_path, monkeypatch):
+def test_seconds_until_the_target_decide_if_all_reach_it(at_tmp_path):
     """Value v falls as 2.5 v, 2 v, 1.5 v, v, the mean of three as 2.5 v, 2.25 v, 2 v, 1.5 v at 5, 7.5, 10 and 15 s."""
-    monkeypatch.chdir(tmp_path)
     found = by_time({"A": [2.0, 2.1, 1.95, 2.02], "B": [1.5, 1.55, 1.45, 1.52]})
     a, b = found.values[:, 0]
     assert a == pytest.approx(10 + 5 * (4.0 - 3.2) / (4.0 - 3.0))
@@ -128,8 +126,7 @@ def test_seconds_until_the_target_decide_if_all_reach_it(tmp_path, monkeypatch):
     assert found.analysis.differences[0].estimate == pytest.approx(b / a, rel=0.03)
 
 
-def test_a_run_that_never_reaches_the_target_is_longer_than_any(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_never_reaches_the_target_is_longer_than_any(at_tmp_path):
     a = [2.6, 2.0, 2.7, 2.1, 2.6, 2.0, 1.95, 2.8]
     found = by_time({"A": a, "B": [1.2, 1.21, 1.18, 1.3, 1.25, 1.22, 1.23, 1.24]}, pairs=8)
     assert (found.verdict, found.analysis.rounds, found.has_failed) == ("better", 8, False)
@@ -140,9 +137,8 @@ def test_a_run_that_never_reaches_the_target_is_longer_than_any(tmp_path, monkey
     assert (found.verdict, found.failure) == ("no_difference", None), "three pairs are too few for their signs"
 
 
-def test_fast_and_bad_is_not_better(tmp_path, monkeypatch):
+def test_fast_and_bad_is_not_better(at_tmp_path):
     """Equal seconds to the end of equally many samples would count; here B is quicker, and its values are not shown."""
-    monkeypatch.chdir(tmp_path)
     values = {"A": [2.0, 2.1, 1.95, 2.02], "B": [2.3, 2.55, 2.1, 2.45]}
     folder = made(values, objective="frechet", mode="min", better="time", target="frechet<=2.2", counted="end",
                   margin=None, pairs=4)  # fmt: skip

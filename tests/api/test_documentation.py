@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, check_says):
+def run(monkeypatch, check_says, at_tmp_path):
     """Runs the code of a page from top to bottom, and returns its variables."""
 
     def run_trials(folder, space, *_):
@@ -40,7 +40,6 @@ def run(tmp_path, monkeypatch, check_says):
         comparisons.made(comparisons.BETTER, folder=told.folder)
 
     measure_here(monkeypatch)
-    monkeypatch.chdir(tmp_path)
     for owner, name, replaced in (
         (connection, "started", contextlib.nullcontext),
         (running, "_search", run_trials),

@@ -199,8 +199,7 @@ def test_files_beside_the_program_are_part_of_it(main, tmp_path, monkeypatch, in
     assert {str(file) for file in cfg.of(copy).file.contents} == {*files, "notebook.py"}
 
 
-def test_knobs_of_the_program_and_an_imported_train_are_a_workload(main, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_knobs_of_the_program_and_an_imported_train_are_a_workload(main, tmp_path, monkeypatch, at_tmp_path):
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "loops_beside_it.py").write_text("def train(trial):\n    return 'imported'\n")
     workload = main()

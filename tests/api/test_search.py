@@ -88,8 +88,7 @@ def test_every_figure_of_the_report_is_a_matplotlib_figure(night):
         (lambda: tunediff.load_model("gone"), "gone: no training, search or exported file"),
     ],
 )
-def test_mistakes_raise_the_message_of_the_command(tmp_path, monkeypatch, capsys, call, message):
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_raise_the_message_of_the_command(tmp_path, capsys, call, message, at_tmp_path):
     with pytest.raises(tunediff.TunediffError, match=message):
         call()
     assert capsys.readouterr() == ("", "")

@@ -38,9 +38,8 @@ RUN = f"{sys.executable} train.py --lr {{lr}} --seed {{seed}}"
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
+def program(tmp_path, at_tmp_path):
     """A folder with a training that takes no time, and is the working folder."""
-    monkeypatch.chdir(tmp_path)
     Path("train.py").write_text(NOISY)
     return tmp_path
 

@@ -16,8 +16,7 @@ COMMANDS = re.findall(r"tunediff compare (.*?)\n```", (FOLDER / "README.md").rea
 
 
 @pytest.mark.parametrize("toy", ["nanogpt", "airbench"])
-def test_a_record_is_judged_as_its_page_says(tmp_path, monkeypatch, capsys, toy):
-    monkeypatch.chdir(tmp_path)
+def test_a_record_is_judged_as_its_page_says(tmp_path, capsys, toy, at_tmp_path):
     shutil.copy(FOLDER / f"{toy}.py", tmp_path)
     line = next(line for line in COMMANDS if f"{toy}.py" in line and "--at" not in line)
     words = [re.sub("^python ", f"{sys.executable} ", word) for word in shlex.split(line.replace("\\\n", " "))]

@@ -78,8 +78,7 @@ def test_what_a_command_does_is_known_while_it_prints_nothing(tmp_path):
     assert not (run.folder / "doing.json").exists()
 
 
-def test_a_search_does_not_go_on_with_another_program_under_its_name(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_search_does_not_go_on_with_another_program_under_its_name(tmp_path, capsys, at_tmp_path):
     Path("train.py").write_text(NOISY)
     path = tmp_path / "file.yaml"
     path.write_text(yaml.safe_dump(FILE))
@@ -124,8 +123,7 @@ def test_bad_files_are_refused_with_their_key(tmp_path, key):
 
 @pytest.mark.nightly
 @pytest.mark.cluster
-def test_a_search_that_was_killed_leaves_no_process_and_goes_on(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_search_that_was_killed_leaves_no_process_and_goes_on(tmp_path, capsys, at_tmp_path):
     Path("train.py").write_text(
         NOISY + "\nimport os, time\nwhile os.path.exists('wait') and options.lr > 1: time.sleep(0.1)\n"
     )
@@ -186,8 +184,7 @@ RUN = f"{LAUNCH} --lr {{lr}} --seed {{seed}}"
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def program(tmp_path, at_tmp_path):
     Path("train.py").write_text(TRAIN)
     return tmp_path
 

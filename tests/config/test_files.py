@@ -111,8 +111,7 @@ def test_command_line_overrides():
         cfg.parse_overrides(["lr=1"], DIFFUSION)
 
 
-def test_relative_paths_become_absolute(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_relative_paths_become_absolute(tmp_path, at_tmp_path):
     (tmp_path / "c.yaml").write_text("workload: diffusion\ndata: {name: images, path: pictures}")
     assert cfg.load(tmp_path / "c.yaml").data.path == str(tmp_path / "pictures")
 

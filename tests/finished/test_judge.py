@@ -12,7 +12,7 @@ from tunediff import judging, verify
 
 
 @pytest.fixture
-def logs(tmp_path, monkeypatch):
+def logs(tmp_path, at_tmp_path):
     """Runs that are a tenth faster and equally good, and some that are worse."""
     draw = random.Random(0)
     for side, loss, seconds in (("base", 3.277, 100.0), ("new", 3.277, 90.0), ("bad", 3.4, 90.0)):
@@ -23,7 +23,6 @@ def logs(tmp_path, monkeypatch):
             file.write_text(
                 f"step:5/10 val_loss:3.5 train_time:9ms\nstep:10/10 val_loss:{last:.4f} train_time:{took_s * 1000:.0f}ms\n"
             )
-    monkeypatch.chdir(tmp_path)
     return ["--objective", "val_loss", "--time", r"train_time:(\d+)ms"]
 
 

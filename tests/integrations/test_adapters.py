@@ -49,9 +49,8 @@ def train(trial: Trial) -> None:
 
 
 @pytest.fixture
-def tuned(tmp_path, monkeypatch):
+def tuned(tmp_path, at_tmp_path):
     """The configuration of a file in this folder."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "tuned.py").write_text(FILE)
     return cfg.override(cfg.baseline("tuned.py"), {"evaluation.points": 2})
 

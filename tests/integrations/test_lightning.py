@@ -309,8 +309,7 @@ def test_a_loader_without_a_length_is_refused():
         train(config(), samples=16, body=body)
 
 
-def test_checkpoints_of_a_callback_lie_in_the_folder_of_its_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_checkpoints_of_a_callback_lie_in_the_folder_of_its_run(tmp_path, at_tmp_path):
     callback = pl.callbacks.ModelCheckpoint(dirpath="out", every_n_train_steps=1, save_top_k=-1)
     options = {"max_steps": STEPS, "callbacks": [callback], "default_root_dir": "root"}
     trained([], steps=2, options=options, folder=tmp_path / "run")

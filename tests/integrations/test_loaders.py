@@ -120,15 +120,25 @@ def test_a_pass_that_is_left_early_has_ended():
     assert not torch.equal(found[0][1], found[3][1])
 
 
-def test_loader_options_are_the_knobs():
+@pytest.mark.parametrize(
+    ("knobs", "options"),
+    [
+        ({}, {"num_workers": 0}),
+        (
+            {"loader__workers": 1, "loader__prefetch_factor": 3, "loader__persistent_workers": False},
+            {"num_workers": 1, "prefetch_factor": 3, "persistent_workers": False},
+        ),
+    ],
+)
+def test_loader_options_are_the_knobs(knobs, options):
     made = []
 
     def run(trial):
         made.append(trial.loader_options)
         body([], lambda: DataLoader(DATA, shuffle=True, **trial.loader_options))(trial)
 
-    trained([], run=run, steps=2)
-    assert made == [{"batch_size": 8, "num_workers": 0, "pin_memory": False}]
+    train(toy(**knobs), samples=16, body=run)
+    assert made == [{"batch_size": 8, "pin_memory": False} | options]
 
 
 def of_a_rank(world):

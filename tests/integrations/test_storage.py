@@ -20,9 +20,8 @@ FILE = searches.FILE | {"budget": {"per_trial": "20s", "trials": 2}}
 
 
 @pytest.fixture
-def bucket(tmp_path, monkeypatch):
+def bucket(tmp_path, at_tmp_path):
     """An address; its copy is a folder."""
-    monkeypatch.chdir(tmp_path)
     return f"file://{tmp_path}/bucket/prefix"
 
 
@@ -150,8 +149,7 @@ def test_a_name_that_is_taken_at_the_address_is_refused(here, bucket, capsys):
     assert "--name: 'night' exists" in capsys.readouterr().err
 
 
-def test_storage_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_storage_that_cannot_be_written_is_refused_before_anything_starts(tmp_path, capsys, at_tmp_path):
     (tmp_path / "file").write_text("")
     assert search.main(["digits", "--storage", f"file://{tmp_path}/file/prefix"]) == cli.BAD_INPUT
     assert f"--storage: file://{tmp_path}/file/prefix cannot be written: " in capsys.readouterr().err
@@ -228,9 +226,8 @@ class S3:
 
 
 @pytest.fixture
-def service(monkeypatch, tmp_path):
+def service(monkeypatch, at_tmp_path):
     """A service with a bucket that lives in this process."""
-    monkeypatch.chdir(tmp_path)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

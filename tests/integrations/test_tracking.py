@@ -176,8 +176,7 @@ def wandb_is_missing(monkeypatch):
 
 
 @pytest.mark.usefixtures("wandb_is_missing", "in_this_process")
-def test_train_writes_to_the_service_and_says_what_is_missing(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_train_writes_to_the_service_and_says_what_is_missing(capsys, at_tmp_path):
     words = ["--config", "digits", "--samples", "64", "--out", "run", "evaluation.points=1", "evaluation.images=16"]
     assert train.main([*words, "--track", "tensorboard"]) == cli.OK
     assert list(Path("run", "tensorboard", "run").glob("events.*"))
@@ -272,11 +271,10 @@ def test_tracker_writes_offline_runs_of_wandb(folder, space, monkeypatch):
 
 
 @pytest.fixture
-def mlflow(tmp_path, monkeypatch):
+def mlflow(tmp_path, monkeypatch, at_tmp_path):
     """The package, with an empty store in a database."""
     pytest.importorskip("alembic")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
-    monkeypatch.chdir(tmp_path)
     return pytest.importorskip("mlflow")
 
 

@@ -189,8 +189,7 @@ def test_a_schedule_that_follows_evaluations_is_refused(tmp_path):
         train(config(), samples=16, body=lambda trial: fit(trial, args, model_init=Model, train_dataset=DATA))
 
 
-def test_what_a_script_saves_lies_in_the_folder_of_its_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_what_a_script_saves_lies_in_the_folder_of_its_run(tmp_path, at_tmp_path):
 
     def body(trial):
         args = transformers.TrainingArguments("out", max_steps=STEPS, label_names=["targets"])

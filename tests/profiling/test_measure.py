@@ -253,7 +253,7 @@ def test_what_stays_in_memory_is_what_a_training_keeps():
     config = toy()
     with shipped_toy():
         bench = Bench(config, alone())
-        with mock.patch.object(cfg.of(config).code, "train", toy_train.plain((toy_train.INPUTS, toy_train.TARGETS))):
+        with mock.patch.object(cfg.of(config).code, "train", toy_train.plain()):
             bench.train(config, 2)
     assert bench.state_mib.keys() == {"parameters", "optimizer"}
 

@@ -24,9 +24,8 @@ def train(trial): pass
 
 
 @pytest.fixture
-def layout(tmp_path, monkeypatch):
+def layout(tmp_path, monkeypatch, at_tmp_path):
     """A repository whose package in `src/` is twice as good since its last commit, and on PYTHONPATH."""
-    monkeypatch.chdir(tmp_path)
     package = tmp_path / "src/mypkg/__init__.py"
     package.parent.mkdir(parents=True)
     package.write_text("FACTOR = 2.0\n")

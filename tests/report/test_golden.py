@@ -25,12 +25,11 @@ FILES = Path(golden.__file__).parent
 
 
 @pytest.fixture(autouse=True)
-def figures(monkeypatch, tmp_path):
+def figures(monkeypatch, at_tmp_path):
     """What figures say, in place of pictures, in the order in which they are drawn."""
     monkeypatch.setitem(workload.SHIPPED, "ranker", "tests.ranker")
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("LINES", "40")
-    monkeypatch.chdir(tmp_path)
     drawn = []
 
     def draw(build, kind):

@@ -221,10 +221,9 @@ def test_curves_over_seeds_have_a_band_of_one_standard_deviation(tmp_path):
 
 
 # --------- comparisons of two configurations, beyond the golden files: exit codes, numbers computed apart, users' files
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
+@pytest.fixture
+def here(tmp_path, monkeypatch, at_tmp_path):
     """Where results and users' files lie."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
@@ -242,6 +241,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("values", "options", "verdict", "code", "state"), CASES.values(), ids=CASES)
 def test_the_verdict_and_its_exit_code(capsys, values, options, verdict, code, state):
     made(values, **options)
@@ -251,12 +251,14 @@ def test_the_verdict_and_its_exit_code(capsys, values, options, verdict, code, s
     assert (found.verdict, found.analysis.state, found.ended) == (verdict, state, True)
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(("options", "others"), [({}, ["B", "A"]), (UP, ["A", "B"])], ids=["falls", "rises"])
 def test_nobody_is_ahead_in_a_pair_of_equal_values(options, others):
     folder = made({"A": [0.9, 0.9, 0.8], "B": [0.9, 0.8, 0.9]}, **options)
     assert [row[3] for row in results.pair_rows(Comparison.read(folder))] == ["ahead", "–", *others]
 
 
+@pytest.mark.usefixtures("here")
 def test_ratio_and_means_are_those_of_the_values(capsys):
     made(BETTER)
     said = json.loads(told(capsys, "--json")[1])
@@ -272,6 +274,7 @@ def test_ratio_and_means_are_those_of_the_values(capsys):
     ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("most", [12, 100])
 @pytest.mark.parametrize("rounds", [1, 2, 8, 9, 12])
 def test_one_run_each_never_detects_more_than_several_pairs(most, rounds):
@@ -288,6 +291,7 @@ def test_one_run_each_never_detects_more_than_several_pairs(most, rounds):
         assert reading.of_sides(found).sides.one_run_each_tells == single
 
 
+@pytest.mark.usefixtures("here")
 def test_an_interval_inside_what_does_not_matter_is_equivalence(capsys):
     a = 2 + np.random.default_rng(0).normal(size=12) / 1000
     made({"A": list(a), "B": list(a[::-1])}, within=0.02, level=0.01, one_sided=True)
@@ -299,6 +303,7 @@ def test_an_interval_inside_what_does_not_matter_is_equivalence(capsys):
     assert -0.02 < effect["low"] - 1 < 0 < effect["high"] - 1 < 0.02
 
 
+@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_an_open_comparison_has_no_verdict(count):
     """Neither in Python nor in the JSON that `result` of the MCP server returns, nor on the page."""
@@ -312,6 +317,7 @@ def test_an_open_comparison_has_no_verdict(count):
     assert "significant" not in words(comparison.report().read_text())
 
 
+@pytest.mark.usefixtures("here")
 def test_a_comment_is_written_or_refused_first(capsys):
     made(BETTER)
     assert told(capsys, "--comment", "comment.md")[0] == 0

@@ -69,14 +69,15 @@ def loss_of(net, batch):
     return F.mse_loss(net(inputs), targets)
 
 
-def plain(source, seen=None):
-    """A `train` over `source`, remembering the batches of real steps."""
+def plain(begun=lambda trial, net: None, each=lambda trial, net: None, done=lambda trial, net: None):
+    """A `train` of steps: calls `begun` before the first batch, `each` before each step, `done` behind the loop."""
 
     def body(trial):
         net, optimizer = begin(trial)
-        for batch in trial.batches(source):
-            if seen is not None and not trial.warming_up:
-                seen.append(batch)
+        begun(trial, net)
+        for batch in trial.batches((INPUTS, TARGETS)):
+            each(trial, net)
             trial.step(loss_of(net, batch), optimizer)
+        done(trial, net)
 
     return body

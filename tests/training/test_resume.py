@@ -325,17 +325,14 @@ def test_checkpoints_are_written_between_evaluations(tmp_path, monkeypatch):
         state, "save", lambda content, folder: saved.append(content["pace"]["steps"]) or save(content, folder)
     )
 
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            if not trial.warming_up:
-                hands.s += 1.0
-            if trial.step_count == dies_at:
-                raise KilledError
-            trial.step(loss_of(net, batch), optimizer)
+    def each(trial, net):
+        if not trial.warming_up:
+            hands.s += 1.0
+        if trial.step_count == dies_at:
+            raise KilledError
 
     config = toy(evaluation__points=2)
-    how = {"seconds": 20.0, "folder": tmp_path, "checkpoint_every_s": 3.0, "body": body}
+    how = {"seconds": 20.0, "folder": tmp_path, "checkpoint_every_s": 3.0, "body": plain(each=each)}
     dies_at = 16
     with pytest.raises(KilledError):
         train(config, clock=timed(20.0, hands), **how)
@@ -417,9 +414,7 @@ def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
     """A batch scheduler waits half a minute; an evaluation may take hours."""
     judged = []
 
-    def body(trial):
-        net, optimizer = begin(trial)
-
+    def begun(trial, net):
         def judge():
             judged.append(1)
             if len(judged) == 1:
@@ -428,11 +423,9 @@ def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
             return error(net)
 
         trial.evaluate_with(judge)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            trial.step(loss_of(net, batch), optimizer)
 
     told = Told()
-    how = {"samples": IMAGES, "folder": tmp_path, "evaluates": True, "body": body}
+    how = {"samples": IMAGES, "folder": tmp_path, "evaluates": True, "body": plain(begun)}
 
     class AskedLate(Told):
         """Only once the evaluation has begun."""
@@ -445,7 +438,7 @@ def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
     again = train(toy(), observer=told, **how)
     assert again.finished
     assert [point.steps for point in told.points] == [STEPS // 2, STEPS]
-    whole = train(toy(), samples=IMAGES, body=plain((INPUTS, TARGETS)))
+    whole = train(toy(), samples=IMAGES, body=plain())
     assert [point.loss for point in told.points] == [point.loss for point in whole.points]
     assert min(point.samples_per_s for point in told.points) > 0
     assert_equal(weights(again), weights(whole))
@@ -466,32 +459,28 @@ def test_open_ended_trains_past_its_budget_until_asked_and_goes_on(tmp_path):
     assert [point.index for point in again.points] == list(range(1, 8))
 
 
-def test_a_loss_that_is_not_finite_ends_it():
+def spoilt(value, bad):
+    """A `train` whose loss is spoilt at these steps."""
+
     def body(trial):
         net, optimizer = begin(trial)
         for batch in trial.batches((INPUTS, TARGETS)):
-            factor = math.nan if trial.step_count == 3 else 1.0
-            trial.step(factor * loss_of(net, batch), optimizer)
+            trial.step((value if trial.step_count in bad else 1.0) * loss_of(net, batch), optimizer)
 
+    return body
+
+
+def test_a_loss_that_is_not_finite_ends_it():
     with pytest.raises(NotFiniteError, match="the loss is not finite after 4 steps"):
-        train(toy(), samples=IMAGES, body=body)
+        train(toy(), samples=IMAGES, body=spoilt(math.nan, [3]))
 
 
 def test_losses_that_the_scale_is_found_by_are_no_divergence():
     """fp16: a few infinite losses lower the scale; when none was finite up to a point, nothing can be said there."""
-
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            factor = math.inf if trial.step_count in bad else 1.0
-            trial.step(factor * loss_of(net, batch), optimizer)
-
-    bad = (1, 2)
-    outcome = train(toy(precision__amp="fp16"), samples=IMAGES, body=body)
+    outcome = train(toy(precision__amp="fp16"), samples=IMAGES, body=spoilt(math.inf, [1, 2]))
     assert all(math.isfinite(point.loss) for point in outcome.points)
-    bad = range(STEPS)
     with pytest.raises(NotFiniteError, match=f"no loss was finite up to step {STEPS // 2}"):
-        train(toy(precision__amp="fp16"), samples=IMAGES, body=body)
+        train(toy(precision__amp="fp16"), samples=IMAGES, body=spoilt(math.inf, range(STEPS)))
 
 
 # ------------------------------------------------------------------------------------------- numpy, restarts, reasons

@@ -62,7 +62,7 @@ def accumulates(trial):
     assert passes == ([False] * (count - 1) + [True]) * (STEPS + 1)
 
 
-@pytest.mark.parametrize("body", [None, accumulates, plain((INPUTS, TARGETS))], ids=["rng", "by hand", "step"])
+@pytest.mark.parametrize("body", [None, accumulates, plain()], ids=["rng", "by hand", "step"])
 def test_accumulation_learns_what_the_whole_batch_learns(body):
     told = [Told(), Told()]
     found = [
@@ -99,7 +99,7 @@ def test_forward_and_backward_in_one_call_is_the_same_step():
             trial.forward_backward((inputs,), (targets,), lambda out, goal: (out - goal).square().mean(1) / 2, factors)
             trial.update(optimizer)
 
-    expected = weights(train(toy(), samples=IMAGES, body=plain((INPUTS, TARGETS))))
+    expected = weights(train(toy(), samples=IMAGES, body=plain()))
     assert_equal(expected, weights(train(toy(), samples=IMAGES, body=body)))
     assert_equal(expected, weights(train(toy(), samples=IMAGES, body=weighted)), rtol=1e-5, atol=1e-6)
 
@@ -165,15 +165,12 @@ def test_progress_and_stride_follow_the_budget():
 def test_what_is_found_and_described_is_in_every_point():
     told = Told()
 
-    def body(trial):
-        net, optimizer = begin(trial)
+    def begun(trial, net):
         trial.about(rows=len(INPUTS))
         trial.describe_with(lambda: {"width": 8, "at": trial.progress})
         trial.evaluate_with(lambda: error(net) | {"label": "E"})
-        for batch in trial.batches((INPUTS, TARGETS)):
-            trial.step(loss_of(net, batch), optimizer)
-        trial.show("curve", {"x": [1.0, 2.0]})
 
+    body = plain(begun, done=lambda trial, net: trial.show("curve", {"x": [1.0, 2.0]}))
     outcome = train(toy(), samples=IMAGES, observer=told, evaluates=True, body=body)
     assert told.points == outcome.points
     assert [point["at"] for point in told.points] == pytest.approx([0.5, 1.0])
@@ -218,13 +215,10 @@ def test_points_without_a_step_repeat_what_is_known_of_speed_and_loss():
     """A step of 6 s ends two segments of 2.5 s at once."""
     hands = Hands()
 
-    def body(trial):
-        net, optimizer = begin(trial)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            hands.s += 6.0 * (not trial.warming_up)
-            trial.step(loss_of(net, batch), optimizer)
+    def each(trial, net):
+        hands.s += 6.0 * (not trial.warming_up)
 
-    points = train(toy(evaluation__points=4), seconds=10.0, clock=timed(10.0, hands), body=body).points
+    points = train(toy(evaluation__points=4), seconds=10.0, clock=timed(10.0, hands), body=plain(each=each)).points
     assert [(point.index, point.steps) for point in points] == [(1, 1), (2, 1), (3, 2), (4, 2)]
     for point, before in ((points[1], points[0]), (points[3], points[2])):
         assert point.samples_per_s == before.samples_per_s == pytest.approx(8 / 6.0)
@@ -240,14 +234,11 @@ def test_evaluation_and_checkpoints_stop_the_clock(tmp_path):
         hands.s += 1000.0
         return {"error": 1.0}
 
-    def body(trial):
-        net, optimizer = begin(trial)
-        trial.evaluate_with(judge)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            if not trial.warming_up:
-                hands.s += 1.0 if hands.s < 1000.0 else 2.5  # slower after the first evaluation
-            trial.step(loss_of(net, batch), optimizer)
+    def each(trial, net):
+        if not trial.warming_up:
+            hands.s += 1.0 if hands.s < 1000.0 else 2.5  # slower after the first evaluation
 
+    body = plain(lambda trial, net: trial.evaluate_with(judge), each)
     outcome = train(
         toy(), seconds=10.0, clock=timed(10.0, hands), observer=told, evaluates=True, folder=tmp_path, body=body
     )
@@ -262,20 +253,19 @@ def test_evaluation_and_checkpoints_stop_the_clock(tmp_path):
 def test_setup_before_the_first_batch_shortens_the_training_where_it_is_charged(tmp_path, charged, steps):
     """4 of 10 seconds; after a resume they are not charged again."""
 
-    def body(trial):
+    def begun(trial, net):
         hands.s += 4.0
-        net, optimizer = begin(trial)
         trial.evaluate_with(lambda: error(net))
-        for batch in trial.batches((INPUTS, TARGETS)):
-            hands.s += 1.0
-            trial.step(loss_of(net, batch), optimizer)
+
+    def each(trial, net):
+        hands.s += 1.0
 
     for observer in (Dies(), Told()):
         hands = Hands()
         clock = timed(10.0, hands, setup_charged=charged)
         how = {"seconds": 10.0, "setup_charged": charged, "clock": clock, "folder": tmp_path, "evaluates": True}
         with contextlib.suppress(KilledError):
-            outcome = train(toy(), observer=observer, body=body, **how)
+            outcome = train(toy(), observer=observer, body=plain(begun, each), **how)
     assert outcome.steps == steps
     assert outcome.points[-1].train_s == pytest.approx(10.0)
     assert outcome.points[-1].before_first_batch_s == pytest.approx(4.0)
@@ -284,17 +274,14 @@ def test_setup_before_the_first_batch_shortens_the_training_where_it_is_charged(
 def test_the_result_is_the_prepared_model_unless_another_is_exported():
     averaged = torch.nn.Linear(1, 1)
 
-    def body(trial):
-        net, optimizer = begin(trial)
+    def begun(trial, net):
         nets.append(net)
         if export:
             trial.export_model(averaged)
-        for batch in trial.batches((INPUTS, TARGETS)):
-            trial.step(loss_of(net, batch), optimizer)
 
     for export in (True, False):
         nets = []
-        outcome = train(toy(), samples=8, body=body)
+        outcome = train(toy(), samples=8, body=plain(begun))
         assert_equal(outcome.weights, (averaged if export else nets[0]).state_dict())
 
 
@@ -302,15 +289,12 @@ def test_weights_that_change_behind_the_loop_are_not_exported(tmp_path):
     """Also after a resume, when nothing is left to train: the checkpoint has what was judged."""
     finished = []
 
-    def body(trial):
-        net, optimizer = begin(trial)
-        trial.evaluate_with(lambda: error(net))
-        for batch in trial.batches((INPUTS, TARGETS)):
-            trial.step(loss_of(net, batch), optimizer)
+    def done(trial, net):
         finished.append({name: one.clone() for name, one in net.state_dict().items()})
         with torch.no_grad():
             net[0].weight.mul_(0.5)
 
+    body = plain(lambda trial, net: trial.evaluate_with(lambda: error(net)), done=done)
     for _ in range(2):
         outcome = train(toy(), samples=IMAGES, evaluates=True, body=body, folder=tmp_path)
         assert_equal(dict(outcome.weights), finished[0])
@@ -358,16 +342,13 @@ def test_a_recorder_writes_points_pictures_and_tables(tmp_path):
 
     from tunediff.core import trial_record as record
 
-    def body(trial):
-        net, optimizer = begin(trial)
+    def begun(trial, net):
         trial.about(rows=44)
         trial.describe_with(lambda: trial.show("table", {"t": [0.0, 1.0], "p": [0.25, 1 / 3]}) or {})
         trial.evaluate_with(lambda: trial.show("samples", torch.zeros(2, 1, 8, 8, dtype=torch.uint8)) or error(net))
-        for batch in trial.batches((INPUTS, TARGETS)):
-            trial.step(loss_of(net, batch), optimizer)
 
     for _ in range(2):  # a resumed training tells its points again: they are there already
-        train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=Recorder(tmp_path), body=body)
+        train(toy(), samples=IMAGES, folder=tmp_path, evaluates=True, observer=Recorder(tmp_path), body=plain(begun))
     events = list(record.events(tmp_path))
     assert [event["index"] for event in events if event["event"] == "point"] == [1, 2]
     assert {"event": "about", "rows": 44}.items() <= events[0].items()
@@ -458,15 +439,12 @@ def test_evaluation_sees_ieee_float32_whatever_format_the_workload_sets(scope):
     set_backends(Precision(), "cpu")
     before, seen, judged = float32_formats(), [], []
 
-    def body(trial):
-        net, optimizer = begin(trial)
+    def begun(trial, net):
         (operator.attrgetter(scope)(torch.backends) if scope else torch.backends).fp32_precision = "tf32"
         trial.evaluate_with(lambda: judged.append(float32_formats()) or {"error": 1.0})
         seen.append(float32_formats())
-        for batch in trial.batches((INPUTS, TARGETS)):
-            trial.step(loss_of(net, batch), optimizer)
-        seen.append(float32_formats())
 
+    body = plain(begun, done=lambda trial, net: seen.append(float32_formats()))
     try:
         train(toy(), samples=IMAGES, evaluates=True, body=body)
     finally:

@@ -1,4 +1,4 @@
-"""What the runs of `test_templates.py` do."""
+"""What the runs of `test_foreground.py` do."""
 
 import logging
 import multiprocessing

@@ -95,9 +95,8 @@ def test_works_without_ray(what, tmp_path):
 
 # ------------------------------- what comes after a search: its finalists on new seeds, and two configurations compared
 @pytest.mark.training
-def test_two_configurations_are_compared(tmp_path, monkeypatch, capsys):
+def test_two_configurations_are_compared(capsys, at_tmp_path):
     """Three pairs of runs of a user's file, in processes of their own, and again from what they left."""
-    monkeypatch.chdir(tmp_path)
     Path("waits.py").write_text(WAITS)
     Path("helper.py").write_text(HELPER)
     words = ["waits.py", "lr=0.01", "--budget", "0.2s", "--pairs", "3", "--name", "two", "--no-check", "--json"]

@@ -235,9 +235,8 @@ TWO_CORES = pytest.mark.skipif(machine.cores() < 2, reason="two runs at a time n
 
 
 @pytest.fixture
-def program(tmp_path, monkeypatch):
+def program(monkeypatch, at_tmp_path):
     """A program whose runs end only beside each other."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("TUNEDIFF_CPUS", "2")
     Path("train.py").write_text(PAIR)
@@ -353,8 +352,7 @@ def test_gpus_of_a_machine_confirm_at_the_same_time_unless_the_file_says_no():
         assert confirming.runs_at_once(space, workers, is_here, find) == expected
 
 
-def test_a_failure_ends_it_though_the_other_side_has_no_result(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_a_failure_ends_it_though_the_other_side_has_no_result(capsys, at_tmp_path):
     folder = made({"A": [2.0, 2.1], "B": [1.0]}, statuses=[(("A", 2), "oom")], devices=2)
     before = (folder / "trials/t0002/journal.jsonl").read_text()
     assert told(capsys)[0] == 12

@@ -19,8 +19,9 @@ from tunediff.core.trial_record import End
 from tunediff.tuning.resources import Machine, Pool, ResourcePartition
 
 
-def test_first_points_come_first_and_every_configuration_once(make):
-    searcher = make()
+@pytest.mark.parametrize("sampler", ["TPESampler", "GPSampler", "NSGAIISampler"])
+def test_first_points_come_first_and_every_configuration_once(make, sampler):
+    searcher = make(sampler=sampler)
     drawn = []
     for i in range(6):
         suggestion = searcher.suggest(f"tune{i}")
@@ -30,6 +31,7 @@ def test_first_points_come_first_and_every_configuration_once(make):
     assert drawn[:2] == [(128, False), (64, False)]
     assert len(set(drawn)) == 6  # the whole space
     assert searcher.suggest("tune6") == "FINISHED"
+    assert type(searcher.proposer.study.optuna.sampler).__name__ == sampler, "as the file names it"
 
 
 def test_a_raised_limit_goes_on_where_the_grid_was_cut(make):
@@ -460,15 +462,3 @@ def test_a_large_trial_is_not_overtaken_by_small_ones(make):
     assert searcher.suggest("e") is None
     end(searcher, large, "d")
     assert drawn_of(searcher.suggest("f"))["parallel.workers"] == 2
-
-
-@pytest.mark.parametrize("name", ["GPSampler", "NSGAIISampler"])
-def test_a_file_names_the_sampler_of_optuna_that_draws(make, name):
-    searcher = make(sampler=name)
-    drawn = []
-    for i in range(6):
-        suggestion = searcher.suggest(f"tune{i}")
-        drawn.append((drawn_of(suggestion)["loader.batch_size"], drawn_of(suggestion)["loader.resident"]))
-        end(searcher, suggestion, f"tune{i}", value=float(i))
-    assert type(searcher.proposer.study.optuna.sampler).__name__ == name
-    assert len(set(drawn)) == 6

@@ -96,14 +96,6 @@ def test_whatever_is_tensors_can_lie_on_the_device(source):
             assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("source", [Mapped(), Stream()], ids=["mapped", "stream"])
-def test_what_is_no_tensor_cannot_lie_on_the_device(source):
-    with pytest.raises(
-        ConfigError, match="loader.resident: True is not allowed: only tensors, tuples and dictionaries"
-    ):
-        seen(source, settings={"loader__resident": True})
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 def test_items_of_different_lengths_with_a_function_that_joins_them(workers):
     for texts, numbers in seen(Words(), collate=padded, settings={"loader__workers": workers}):
@@ -130,11 +122,6 @@ def test_a_stream_in_loader_processes_is_read_once(stream):
         [numbers for _, _, numbers in seen(stream(32), steps=4, settings={"loader__workers": 2})]
     ).tolist()
     assert sorted(places) == list(range(32))
-
-
-def test_a_stream_that_is_too_short():
-    with pytest.raises(ConfigError, match="fewer items than one batch"):
-        seen(Stream(3))
 
 
 def test_samples_are_counted_as_the_workload_says():
@@ -201,9 +188,19 @@ def test_blocks_that_keep_no_activations_learn_the_same(share):
     assert [block.runs for block in blocks[1]] == [run + 1 for run in runs]
 
 
-def test_blocks_that_nobody_names_cannot_be_checkpointed():
-    with pytest.raises(ConfigError, match="memory.checkpoint: 0.5 is not allowed: the model has no blocks that"):
-        seen(INPUTS, settings={"memory__checkpoint": 0.5})
+@pytest.mark.parametrize(
+    ("source", "settings", "message"),
+    [
+        (Mapped(), {"loader__resident": True}, "loader.resident: True is not allowed: only tensors, tuples and dict"),
+        (Stream(), {"loader__resident": True}, "loader.resident: True is not allowed: only tensors, tuples and dict"),
+        (Stream(3), {}, "fewer items than one batch"),
+        (INPUTS, {"memory__checkpoint": 0.5}, "memory.checkpoint: 0.5 is not allowed: the model has no blocks that"),
+    ],
+    ids=["mapped", "stream", "a short stream", "no blocks"],
+)
+def test_what_data_and_model_do_not_allow_is_refused(source, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        seen(source, settings=settings)
 
 
 # ------------- what `seed` rules of the numbers that data sets, collate functions and loops draw from global generators

@@ -34,8 +34,7 @@ PLAIN = (Path(__file__).parent / "plain.py").read_text()
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def mine(tmp_path, at_tmp_path):
     (tmp_path / "mine.py").write_text(PLAIN)
     return tmp_path / "mine.py"
 
@@ -80,8 +79,7 @@ def test_parse_args_at_the_top_of_a_file_gets_no_options_of_tunediff(mine, calle
     assert declared.given == [str(mine)]
 
 
-def test_a_module_of_a_package_brings_what_it_imports(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_module_of_a_package_brings_what_it_imports(tmp_path, at_tmp_path):
     for name, text in {
         "__init__.py": "", "nets.py": "from . import sizes\nWIDTH = sizes.WIDTH\n", "sizes.py": "WIDTH = 8\n",
         "training.py": PLAIN.replace("from torch import nn\n", "from torch import nn\n\nfrom .nets import WIDTH\n"),
@@ -354,9 +352,8 @@ BESIDE = PLAIN.replace(
 
 
 @pytest.fixture
-def beside(tmp_path, monkeypatch):
+def beside(tmp_path, at_tmp_path):
     """A package whose module reads data beside it."""
-    monkeypatch.chdir(tmp_path)
     for folder in ("datapkg/data", "datapkg/other", "datapkg/.cache", "ray_results"):
         (tmp_path / folder).mkdir(parents=True)
     torch.save(torch.ones(64, 4), tmp_path / "datapkg/data/x.pt")

@@ -285,8 +285,7 @@ def test_ranks_that_disagree(tmp_path):
         ("random.py", "module random"), ("yaml.py", "module yaml"),
     ],
 )  # fmt: skip
-def test_names(tmp_path, monkeypatch, name, key):
-    monkeypatch.chdir(tmp_path)
+def test_names(tmp_path, name, key, at_tmp_path):
     for made in ("mine.py", "random.py", "yaml.py"):
         file(tmp_path, PLAIN, made)
     with pytest.raises(ConfigError, match=key):

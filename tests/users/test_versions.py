@@ -69,10 +69,9 @@ SCORE = 111111
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def mine(tmp_path, monkeypatch, at_tmp_path):
     """A file that imports modules beside it by name only, and that of its folder."""
     folder = tmp_path / "original"
-    monkeypatch.chdir(tmp_path)
     for name in [
         name
         for name in sys.modules

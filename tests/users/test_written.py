@@ -20,9 +20,8 @@ AFTER = "        trial.step(loss, optimizer)\n"
 
 
 @pytest.fixture
-def baseline(tmp_path, monkeypatch):
+def baseline(at_tmp_path):
     """The baseline of a file whose training ends with these lines; it runs where the file lies."""
-    monkeypatch.chdir(tmp_path)
 
     def write(*last):
         Path("mine.py").write_text(PLAIN.replace(AFTER, AFTER + "".join(f"    {line}\n" for line in last)))
