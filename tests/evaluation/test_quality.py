@@ -15,7 +15,13 @@ from tunediff.data.images import Images
 from tunediff.distributed import alone
 from tunediff.evaluation import distance, features, judge
 from tunediff.evaluation.distance import (
-    FeatureStatistics, NonFiniteError, Reference, frechet, kernel_distance, kid, symmetric_root,
+    FeatureStatistics,
+    NonFiniteError,
+    Reference,
+    frechet,
+    kernel_distance,
+    kid,
+    symmetric_root,
 )
 from tunediff.evaluation.judge import Quality, Real, inception_score, precision_recall
 from tunediff.evaluation.names import KINDS, name_of
