@@ -88,7 +88,7 @@ def _notes(result: Result, one: Candidate, of: FinishedSet) -> Iterator[str]:
         decides = one.effect or of.tests["meets_target"]
         yield f"these runs find a difference of {number(decides.resolution)} in 80 %"
         share = number(of.p_if_repeated) if of.p_if_repeated >= 1e-4 else "below 0.0001"
-        if of.p_if_repeated > decides.p:  # of few runs Welch's test is rarer than its p
+        if of.p_if_repeated > (decides.p or 0.0):  # of few runs Welch's test is rarer than its p
             yield f"tested after each run from the third on, p would be {share}"
     if of.rank:
         place, low, high = of.rank

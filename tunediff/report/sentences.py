@@ -232,7 +232,8 @@ def _one_run_each(result: Result) -> str:
         after = "by its first evaluation, at" if is_bound else "after"
         after = f"{after} {text.secs(search.seconds_to_baseline)}"
         times = f"{speedup(best.speedup)} times sooner"
-        sooner = f" It reaches the baseline's last value {after}: {times}."
+        unknown = "" if result.disturbed is not None else ", if others used the machine alike"
+        sooner = f" It reaches the baseline's last value {after}: {times}{unknown}."
     return f"{who}: {reached}, {how}.{sooner}"
 
 
