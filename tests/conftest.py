@@ -14,7 +14,7 @@ import pytest
 
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")  # as the commands do; before anything imports torch
 os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # printed commands start with `tunediff`
-os.environ.pop("UV_RUN_RECURSION_DEPTH", None)  # also where uv runs the tests
+os.environ.pop("UV", None)  # also where uv runs the tests
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # small networks, and a test process per core
 else:  # images often forbid bytecode: each of the many processes would compile the package anew

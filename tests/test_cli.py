@@ -43,7 +43,7 @@ def test_output_that_cannot_be_written(monkeypatch, capsys, output, code, messag
 @pytest.mark.parametrize(("name", "value", "start"), [
     ("HOME", "/root", "tunediff"),
     ("PATH", "/usr/bin:/bin", "python"),
-    ("UV_RUN_RECURSION_DEPTH", "1", "python"),
+    ("UV", "1", "python"),
 ])  # fmt: skip
 def test_commands_start_with_the_script_where_a_shell_finds_this_interpreters(capsys, monkeypatch, name, value, start):
     monkeypatch.setenv(name, value)

@@ -28,9 +28,9 @@ def program(module: str) -> list[str]:
     """Return the words that start a command: `tunediff search`.
 
     `.venv/bin/python -m tunediff search` where a shell would not find this interpreter's own
-    script: it is not on the path, or only `uv run`, which counts its calls, has put it there.
+    script: it is not on the path, or only `uv run` or `uvx`, which set UV, have put it there.
     """
-    is_found = "UV_RUN_RECURSION_DEPTH" not in os.environ and (
+    is_found = "UV" not in os.environ and (
         shutil.which("tunediff") == str(Path(sys.executable).with_name("tunediff"))
     )
     return (
