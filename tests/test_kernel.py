@@ -11,7 +11,7 @@ KERNEL = [
     "analysis.divergence analysis.error_spending analysis.outcome analysis.sequential analysis.statistics",
     "config config.code config.files config.knobs config.schema",
     "config.systems config.workload core.clock core.disk core.environment core.errors core.files core.journal",
-    "core.machine core.options core.outcomes core.point core.refusals core.target core.text core.trial_record data.items",
+    "core.machine core.options core.outcomes core.point core.target core.text core.trial_record data.items",
     "data.loader data.loader_processes data.randomness distributed experiment.model training.capture training.capture.steps",
     "training.compilation training.engine training.evaluation training.hardware",
     "training.loop training.memory training.meter training.model_setup training.observer training.outcome training.pace",

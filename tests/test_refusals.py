@@ -16,7 +16,7 @@ from tests.test_models import run_folder
 from tests.users import plain
 from tunediff import config as cfg
 from tunediff import search, search_space
-from tunediff.core import refusals, text
+from tunediff.core import options, text
 
 SEARCH = {
     "workload": "digits", "budget": {"per_trial": "3s", "trials": 3},
@@ -254,7 +254,7 @@ def test_a_command_refuses(folder, monkeypatch, capsys, imports_as_before, this_
 def test_only_what_can_be_resumed_is_suggested(tmp_path, file, end):
     (tmp_path / file).touch()
     with pytest.raises(cfg.ConfigError, match=f"choose another name{end}$"):
-        refusals.check_new(tmp_path, "experiment.yaml")
+        options.check_new(tmp_path, "experiment.yaml")
 
 
 # --------- what is typed: words that stand together, names of options and of folders, and JSON wherever it is asked for

@@ -31,10 +31,9 @@ from tunediff.analysis.comparison import Comparison
 from tunediff.api import compare_setup, run
 from tunediff.api.options import CompareOptions
 from tunediff.core.files import write_text
-from tunediff.core.options import PrintingOptions, option
+from tunediff.core.options import PrintingOptions, check_writable, option, writing
 from tunediff.core.outcomes import Verdict
 from tunediff.core.progress import EventLines
-from tunediff.core.refusals import check_writable, writing
 from tunediff.core.signals import terminable
 from tunediff.report import plan, reading, sentences, text
 

@@ -22,9 +22,8 @@ from tunediff import cli, models
 from tunediff import config as cfg
 from tunediff.core import environment, remote, text
 from tunediff.core.files import write_numbered
-from tunediff.core.options import REQUIRED, JsonOptions, option
+from tunediff.core.options import REQUIRED, JsonOptions, allow, check_writable, option
 from tunediff.core.progress import EventLines
-from tunediff.core.refusals import allow, check_writable
 from tunediff.data.knobs import Data
 from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import PRETRAINED, Evaluation

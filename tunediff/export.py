@@ -22,8 +22,7 @@ from tunediff.analysis.speed import repeating_budget
 from tunediff.command import trial as commands
 from tunediff.core import remote, text
 from tunediff.core.environment import hardware
-from tunediff.core.options import REQUIRED, JsonOptions, option
-from tunediff.core.refusals import allow, writing
+from tunediff.core.options import REQUIRED, JsonOptions, allow, option, writing
 from tunediff.core.trial_record import TrialRecord
 from tunediff.report import reading, sentences
 

@@ -17,7 +17,7 @@ from tunediff import __version__, cli
 from tunediff.core import lock, remote
 from tunediff.core.environment import install_command
 from tunediff.core.errors import ConfigError
-from tunediff.core.refusals import allow, timed_name
+from tunediff.core.options import allow, timed_name
 
 PYTHON = (sys.executable, "-m", "tunediff")
 Command = Literal["doctor", "knobs", "export", "search", "compare"]

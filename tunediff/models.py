@@ -16,7 +16,7 @@ from tunediff.config import ConfigError
 from tunediff.config.knobs import nearest
 from tunediff.core import files, remote
 from tunediff.core import trial_record as record
-from tunediff.core.refusals import allow
+from tunediff.core.options import allow
 from tunediff.experiment.model import is_search
 
 if TYPE_CHECKING:

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tunediff import cli, models
 from tunediff.core import progress, remote
 from tunediff.core.files import numbered
-from tunediff.core.options import REQUIRED, JsonOptions, option
-from tunediff.core.refusals import check_writable
+from tunediff.core.options import REQUIRED, JsonOptions, check_writable, option
 from tunediff.evaluation import image_files
 from tunediff.evaluation.knobs import Evaluation
 from tunediff.models import Saved

@@ -12,9 +12,8 @@ from tunediff.analysis import evidence
 from tunediff.api import run, search_setup
 from tunediff.api.options import SearchOptions
 from tunediff.config import ConfigError
-from tunediff.core.options import PrintingOptions, option
+from tunediff.core.options import PrintingOptions, allow, option
 from tunediff.core.progress import EventLines
-from tunediff.core.refusals import allow
 from tunediff.core.signals import terminable
 from tunediff.report import plan, reading, text
 from tunediff.report.result import PAGE

@@ -10,7 +10,7 @@ from tests import searches
 from tunediff.core import progress
 from tunediff.core.journal import Journal
 from tunediff.core.progress import EventLines
-from tunediff.report import console, heartbeat, live_table
+from tunediff.report import console, live_table
 
 
 @pytest.fixture
@@ -101,9 +101,9 @@ def test_progress_that_nobody_can_read_ends_no_work():
 # ------------------------------------------------------------------------------------------------------------- silence
 def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
     space = searches.make(folder := tmp_path / "night")
-    monkeypatch.setattr(heartbeat, "SILENCE_S", 0.05)
+    monkeypatch.setattr(console, "SILENCE_S", 0.05)
     printed = []
-    beating = heartbeat.Heartbeat(folder, printed.append)
+    beating = console.Heartbeat(folder, printed.append)
 
     def next_line():
         printed.clear()
@@ -124,7 +124,7 @@ def test_silence_is_broken_by_what_goes_on(tmp_path, monkeypatch):
 def test_heartbeat_says_which_part_of_a_trial_runs(tmp_path):
     space = searches.make(folder := tmp_path / "night")
     place = searches.write(folder, space, 0, status=None)
-    beating = heartbeat.Heartbeat(folder, print, limit_s=960)
+    beating = console.Heartbeat(folder, print, limit_s=960)
     assert beating.doing().startswith("starting the workers for "), "of the session before nothing is said"
     Journal(place).write("worker", device="cpu", threads=1)  # it goes on
     doing = progress.ProgressFile(place)

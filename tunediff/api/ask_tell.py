@@ -27,10 +27,10 @@ from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
 from tunediff.core.lock import exclusive_lock
 from tunediff.core.logs import errors_only
+from tunediff.core.options import allow
 from tunediff.core.outcomes import Status
 from tunediff.core.point import QUANTITIES, Point
 from tunediff.core.progress import log_exceptions
-from tunediff.core.refusals import allow
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import RESERVED, WORDS, End, TrialRecord
 from tunediff.report.listener import LISTENERS

@@ -30,8 +30,7 @@ from tunediff.config import ConfigError, Metric, Systems
 from tunediff.core import machine, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
-from tunediff.core.options import flag_of
-from tunediff.core.refusals import allow, check_name, check_new, timed_name, writing
+from tunediff.core.options import allow, check_name, check_new, flag_of, timed_name, writing
 from tunediff.core.target import Target
 from tunediff.experiment.model import (
     FILE,

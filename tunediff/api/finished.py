@@ -9,8 +9,7 @@ from typing import Any, Literal
 from tunediff.api.calls import called, keywords
 from tunediff.command.definition import default_mode
 from tunediff.core import text
-from tunediff.core.options import Options, option, words_option
-from tunediff.core.refusals import allow
+from tunediff.core.options import Options, allow, option, words_option
 from tunediff.core.target import Target
 from tunediff.experiment.model import Better, Experiment, FinishedRuns, Limit, SequentialTest
 from tunediff.finished.comparison import FinishedComparison

@@ -13,8 +13,7 @@ from tunediff.command.definition import CommandDefinition, CommandSettings, defa
 from tunediff.command.trial import command_line
 from tunediff.config import ConfigError, Systems, of
 from tunediff.core import machine, remote
-from tunediff.core.options import Options, Section, flag_of, option, words_option
-from tunediff.core.refusals import allow
+from tunediff.core.options import Options, Section, allow, flag_of, option, words_option
 from tunediff.experiment.model import Counted, Drawing, RuleOfPairs, RunLimit
 from tunediff.search_space.sections import MOST_FINALISTS, Service
 

@@ -21,10 +21,9 @@ from tunediff.config import ConfigError, Systems, code
 from tunediff.core import remote
 from tunediff.core.errors import TunediffError, UserCodeError
 from tunediff.core.files import numbered
-from tunediff.core.options import REQUIRED, option, words_option
+from tunediff.core.options import REQUIRED, option, words_option, writing
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
-from tunediff.core.refusals import writing
 from tunediff.profiling import tables
 from tunediff.tuning import foreground
 

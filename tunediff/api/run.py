@@ -27,16 +27,15 @@ from tunediff.core import trial_record as record
 from tunediff.core.journal import repeat_lost
 from tunediff.core.listeners import Activity, Listener, Listeners
 from tunediff.core.lock import exclusive_lock
+from tunediff.core.options import writing
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines, log_exceptions
-from tunediff.core.refusals import writing
 from tunediff.core.text import pluralize
 from tunediff.experiment.model import Experiment
 from tunediff.proof import frozen_code, ledger, locked_judge, proof
 from tunediff.ray_backend import connection
 from tunediff.report import plan, reading, sentences
-from tunediff.report.console import Console
-from tunediff.report.heartbeat import Heartbeat
+from tunediff.report.console import Console, Heartbeat
 from tunediff.report.listener import LISTENERS
 from tunediff.report.live_table import LiveTable
 from tunediff.search_space import SearchSpace

@@ -23,7 +23,7 @@ from tunediff.core import lock, machine, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
 from tunediff.core.machine import emulated as emulated_formats
-from tunediff.core.refusals import allow, check_name, check_new, check_writable, timed_name
+from tunediff.core.options import allow, check_name, check_new, check_writable, timed_name
 from tunediff.experiment.model import FILE, Drawing, Experiment, RunLimit, is_search
 from tunediff.inspector import probe
 from tunediff.inspector.probe import Measured

@@ -20,7 +20,7 @@ from tunediff.command.workload import CommandSystems, common_type, make
 from tunediff.config import ConfigError, Systems, Values
 from tunediff.core import text
 from tunediff.core.git import commit_of, git
-from tunediff.core.refusals import allow
+from tunediff.core.options import allow
 from tunediff.data.knobs import Data
 from tunediff.proof import frozen_code
 from tunediff.search_space.model import PAIR_SEED_OFFSET

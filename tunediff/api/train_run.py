@@ -22,10 +22,9 @@ from tunediff.core.clock import Budget, UnitName, seconds_per_device
 from tunediff.core.files import write_text
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Activity, Listeners
-from tunediff.core.options import REQUIRED, option, words_option
+from tunediff.core.options import REQUIRED, allow, check_name, option, words_option, writing
 from tunediff.core.outcomes import Status
 from tunediff.core.progress import EventLines
-from tunediff.core.refusals import allow, check_name, writing
 from tunediff.experiment.model import Seconds, kind_of
 from tunediff.integrations import tracking
 from tunediff.models import WEIGHTS

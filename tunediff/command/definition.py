@@ -12,8 +12,7 @@ from tunediff.command.metrics import MetricPattern, Reduction, expression
 from tunediff.command.template import CommandTemplate
 from tunediff.config.knobs import ConfigError, validated
 from tunediff.core import machine
-from tunediff.core.options import Section, option
-from tunediff.core.refusals import allow
+from tunediff.core.options import Section, allow, option
 from tunediff.core.target import TIME_TO_TARGET, Target
 from tunediff.core.trial_record import LINE_KEYS
 from tunediff.experiment.model import Mode, Seconds

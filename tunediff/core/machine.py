@@ -16,8 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tunediff.core.errors import ConfigError
-from tunediff.core.options import Options, option
-from tunediff.core.refusals import allow
+from tunediff.core.options import Options, allow, option
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from tunediff.core.errors import ConfigError
-from tunediff.core.refusals import allow
+from tunediff.core.options import allow
 
 TIME_TO_TARGET = "time_to_target_s"
 """Quantity of the point at which a run has met its target and was ended: when it was met."""

@@ -17,8 +17,8 @@ from tunediff.command.metrics import expression
 from tunediff.config.knobs import validated
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
+from tunediff.core.options import allow
 from tunediff.core.outcomes import Verdict
-from tunediff.core.refusals import allow
 from tunediff.core.target import Target
 from tunediff.core.text import pluralize
 from tunediff.experiment.model import Experiment, FinishedRuns

@@ -33,8 +33,8 @@ from tunediff.command.process import LOG
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import CODE as FOLDER
 from tunediff.core.files import write_text
+from tunediff.core.options import check_name, check_new, timed_name, writing
 from tunediff.core.outcomes import Status
-from tunediff.core.refusals import check_name, check_new, timed_name, writing
 from tunediff.core.text import rounded
 from tunediff.core.trial_record import JOURNAL, TrialRecord
 from tunediff.experiment import model

@@ -14,8 +14,7 @@ from pathlib import Path
 from tunediff import cli, search_space
 from tunediff.analysis.comparison import Comparison
 from tunediff.core import remote
-from tunediff.core.options import REQUIRED, JsonOptions, option
-from tunediff.core.refusals import writing
+from tunediff.core.options import REQUIRED, JsonOptions, option, writing
 from tunediff.experiment.model import is_comparison
 from tunediff.report import context, page
 

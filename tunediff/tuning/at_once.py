@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from tunediff.config import ConfigError
 from tunediff.core import environment, machine
-from tunediff.core.refusals import allow
+from tunediff.core.options import allow
 from tunediff.tuning.resources import Machine, ResourcePartition
 
 

@@ -16,8 +16,8 @@ from tunediff.config import ConfigError
 from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
+from tunediff.core.options import allow
 from tunediff.core.progress import log_exceptions
-from tunediff.core.refusals import allow
 from tunediff.search_space import SearchSpace
 from tunediff.search_space.model import SEED_OFFSET
 from tunediff.tuning import at_once, experiment, rounds, sessions

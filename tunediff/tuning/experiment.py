@@ -27,8 +27,8 @@ from tunediff.core import text
 from tunediff.core import trial_record as record
 from tunediff.core.files import write_text
 from tunediff.core.machine import MachineOptions
+from tunediff.core.options import check_new
 from tunediff.core.outcomes import Status
-from tunediff.core.refusals import check_new
 from tunediff.core.trial_record import TrialRecord
 from tunediff.experiment import model
 from tunediff.experiment.model import Drawing, Experiment, Limit, SequentialTest

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any
 from tunediff import config as cfg
 from tunediff.config.code import WorkloadError
 from tunediff.core import text
-from tunediff.core.options import Options, option
+from tunediff.core.options import Options, allow, option
 from tunediff.core.progress import EventLines, Progress
-from tunediff.core.refusals import allow
 from tunediff.evaluation import image_files
 from tunediff.workloads.diffusion.knobs import SAMPLERS
 
