@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tqdm import tqdm
-
 from tunediff.core import text
 from tunediff.core.files import write_text
 from tunediff.core.options import PrintingOptions
@@ -52,7 +50,7 @@ class Progress:
         return self._notify()
 
     def __exit__(self, *_: object) -> None:
-        self.total = self.done  # subscribers close their bar, also after an error
+        self.total = self.done  # subscribers hear that it is over, also after an error
         self._notify()
 
     def step(self, *_: object) -> None:
@@ -120,25 +118,6 @@ class _Lines:
             self._write(progress.message)
 
 
-class _Bar:
-    """Show one progress bar per piece of work, with the time left."""
-
-    def __init__(self) -> None:
-        self._work: Progress | None = None
-        self._bar = tqdm(disable=True)
-
-    def __call__(self, progress: Progress) -> None:
-        if progress is not self._work:
-            self._bar.close()
-            self._work = progress
-            self._bar = tqdm(
-                total=progress.total, desc=progress.what, unit=f" {progress.unit}", file=sys.stderr
-            )
-        self._bar.update(progress.done - self._bar.n)
-        if progress.over:
-            self._bar.close()
-
-
 @dataclasses.dataclass(frozen=True)
 class EventLines:
     """Where and how a command's lines go.
@@ -185,12 +164,11 @@ class EventLines:
 
     @contextlib.contextmanager
     def work(self, visible: bool = True) -> Iterator[None]:
-        """Show `Progress` inside on stderr: as a bar in a terminal, otherwise as lines."""
+        """Show `Progress` inside as lines on stderr."""
         if self.quiet or not visible:
             yield
             return
-        bars = sys.stderr.isatty() and not self.logged
-        with subscribe(_Bar() if bars else _Lines(lambda line: self.aside.say(line, timed=False))):
+        with subscribe(_Lines(lambda line: self.aside.say(line, timed=False))):
             yield
 
 
