@@ -1,5 +1,4 @@
-"""Print the progress of a search, one line per event, and what it is doing when nothing else has been
-printed for a while."""
+"""Print the progress of a search: one line per event, and what it does when it was long silent."""
 
 from __future__ import annotations
 
