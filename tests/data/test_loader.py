@@ -250,19 +250,6 @@ def test_subclass_of_tensor_dataset_makes_its_own_items(workers: int) -> None:
             build(config(loader__resident=True), source)
 
 
-class Named(TensorDataset):
-    """Has the rows of its tensors."""
-
-    def __init__(self) -> None:
-        super().__init__(*PAIR)
-
-
-def test_subclass_of_tensor_dataset_without_items_of_its_own_can_lie_on_the_device() -> None:
-    expected, found = (take(1, config(loader__resident=True), source, prepare=untouched) for source in (PAIR, Named()))
-    for one, other in zip(expected[0], found[0], strict=True):
-        assert torch.equal(one, other)
-
-
 def test_too_little_shared_memory_is_refused_with_the_ways_out(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Tensor) -> None:
         raise RuntimeError("No space left on device")

@@ -38,13 +38,8 @@ def mix(*parts: object) -> int:
 
 def tensors(source: Any) -> Any:
     """Return a source of tensors with a row per item: one, a tuple, a dictionary; else None."""
-    content = source
-    if isinstance(source, TensorDataset):
-        # Not of a subclass that makes or counts its items itself.
-        methods = ("__getitem__", "__getitems__", "__len__")
-        kinds = (type(source), TensorDataset)
-        if all(len({getattr(kind, name, None) for kind in kinds}) == 1 for name in methods):
-            content = source.tensors
+    # Not of a subclass, which may make or count its items itself.
+    content = source.tensors if type(source) is TensorDataset else source
     parts = _parts(content)
     are_rows = all(isinstance(part, Tensor) and part.dim() for part in parts)
     return content if parts and are_rows else None

@@ -51,5 +51,3 @@ class Data:
             name = "data.channels" if self.channels != 1 else "data.horizontal_flip"
             why = "digits are grey and a mirrored digit is not a digit"
             raise Refusal(name, f"{why} (data.channels = 1, horizontal_flip = false)")
-        if self.name == "digits" and self.split != "all":
-            raise Refusal("data.split", "the digits have one split, all")

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from tunediff.config import ConfigError
 from tunediff.core.files import write_atomically
-from tunediff.data.cache import cache_dir, locked
+from tunediff.data.cache import locked
 from tunediff.data.knobs import Data
 from tunediff.data.sources import has_labels
 from tunediff.evaluation.knobs import Evaluation
@@ -134,32 +134,19 @@ def find(evaluation: Evaluation) -> Weights:
     if (path := _given(evaluation)) is not None:
         allowed = f"a file of Inception weights such as {FILE_NAME}, or null to download it"
         return Weights(path, _readable(path, allowed))
-    path = _hub_file()
+    path = hub_dir() / "checkpoints" / FILE_NAME
     with locked(path):
-        if cached() is None:
+        if not (path.is_file() and _sha256(path).startswith(DIGEST_PREFIX)):
             _download(path)
         return Weights(path, _sha256(path))
 
 
-def cached() -> Path | None:
-    """Return torch hub's copy, if it exists and is complete."""
-    path = _hub_file()
-    return path if path.is_file() and _sha256(path).startswith(DIGEST_PREFIX) else None
-
-
-def _hub_file() -> Path:
-    return hub_dir() / "checkpoints" / FILE_NAME
-
-
 def hub_dir() -> Path:
     """Return torch.hub's folder, by its own rules: $TORCH_HOME, else $XDG_CACHE_HOME/torch, else
-    ~/.cache/torch. Without a home folder it is in the cache folder."""
+    ~/.cache/torch."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = os.environ.get("TORCH_HOME") or os.path.join(caches, "torch")
-    try:
-        return Path(folder).expanduser().absolute() / "hub"
-    except RuntimeError:
-        return cache_dir() / "hub"
+    return Path(folder).expanduser().absolute() / "hub"
 
 
 def _download(path: Path) -> None:
@@ -244,8 +231,6 @@ def trained(evaluation: Evaluation) -> Trained:
                 train_s=float(last["train_s"]),
                 samples=int(last["samples"]),
             )
-    except SafetensorError as error:
-        why = f"it is no whole file of safetensors ({error})"
-    except (KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
         why = f"it does not say how it was trained ({type(error).__name__}: {error})"
     _refuse(path, f"is not allowed: {why}", allowed)

@@ -22,10 +22,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from tunediff.integrations import require
-from tunediff.integrations.loaders import UserLoader
-from tunediff.integrations.seam import (
+from tunediff.integrations.loaders import (
     BudgetScheduler,
     StepLosses,
+    UserLoader,
     begin_accelerate,
     in_float32,
     in_folder,

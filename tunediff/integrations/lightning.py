@@ -20,13 +20,15 @@ from typing import Any
 import torch
 
 from tunediff.integrations import require
-from tunediff.integrations.loaders import UserLoader, divided
-from tunediff.integrations.seam import (
+from tunediff.integrations.loaders import (
     BudgetScheduler,
     StepLosses,
+    UserLoader,
     check_finished,
+    divided,
     in_folder,
     refuse_knobs,
+    without_early_stopping,
     without_settings,
 )
 from tunediff.training.state import copied
@@ -207,12 +209,7 @@ class _Clock(pl.Callback):  # type: ignore[misc]
         known, trial = pl.callbacks, self._trial
         if any(isinstance(one, known.GradientAccumulationScheduler) for one in callbacks):
             trial.fail("GradientAccumulationScheduler is not allowed; allowed: loader.accumulation")
-        kept = [one for one in callbacks if not isinstance(one, known.EarlyStopping)]
-        if len(kept) < len(callbacks):
-            trial.warn(
-                "EarlyStopping is off: the budget ends a trial, or early_stopping of a search"
-            )
-        return kept
+        return without_early_stopping(trial, callbacks, known.EarlyStopping)
 
     def wrap(self, loader: Any) -> UserLoader:
         """Return the training's loader under the clock. Raises `WorkloadError` for several."""

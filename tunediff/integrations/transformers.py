@@ -12,23 +12,24 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from tunediff.data import randomness
 from tunediff.integrations import require
-from tunediff.integrations.loaders import UserLoader
-from tunediff.integrations.seam import (
+from tunediff.integrations.loaders import (
     Attributes,
     BudgetScheduler,
     StepLosses,
+    UserLoader,
     begin_accelerate,
     check_finished,
     in_float32,
     in_folder,
     refuse_knobs,
+    without_early_stopping,
     without_settings,
 )
 from tunediff.training.trial import Trial
@@ -77,7 +78,8 @@ def fit(
     begin_accelerate(trial)
     args = _with_knobs(trial, args)
     if callbacks := trainer_options.get("callbacks"):
-        trainer_options["callbacks"] = _without_early_stopping(trial, callbacks)
+        kept = without_early_stopping(trial, callbacks, EarlyStoppingCallback)
+        trainer_options["callbacks"] = kept
     if model is None:
         if model_init is None:
             trial.fail("fit(trial, args, …) needs model= or model_init=")
@@ -192,15 +194,6 @@ class _Epochs(TrainerCallback):  # type: ignore[misc]
         loader = self._trainer.own_loader
         with contextlib.suppress(TypeError):  # a stream has no length
             state.epoch = loader.position["epoch"] + loader.position["batches"] / len(loader)
-
-
-def _without_early_stopping(trial: Trial, callbacks: Iterable[Any]) -> list[Any]:
-    kept = [one for one in callbacks if not isinstance(one, EarlyStoppingCallback)]
-    if len(kept) < len([*callbacks]):
-        trial.warn(
-            "EarlyStoppingCallback is off: the budget ends a trial, or early_stopping of a search"
-        )
-    return kept
 
 
 def _settings(trial: Trial) -> dict[str, Any]:

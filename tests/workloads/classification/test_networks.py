@@ -88,15 +88,6 @@ def test_networks_of_timm_fit_the_data():
         check_files(knobs(model__name="timm/resnet18x"), evaluates=True)
 
 
-@pytest.mark.parametrize(
-    "values", [{"compile__mode": "default", "compile__scope": "blocks"}, {"memory__checkpoint": 0.5}]
-)
-def test_blocks_of_a_librarys_network_are_refused_before_anything_starts(values):
-    with pytest.raises(ConfigError, match=r"(compile.scope|memory.checkpoint): .* is not allowed: networks of librar"):
-        knobs(model__name="torchvision/resnet18", **values)
-    knobs(model__name="resnet18", **values)
-
-
 @pytest.mark.usefixtures("nothing_installed")
 def test_without_timm_its_networks_are_refused_before_anything_starts():
     with pytest.raises(ConfigError, match=r"model\.name: 'timm/resnet18' .* pip install '.*\[timm\]'"):

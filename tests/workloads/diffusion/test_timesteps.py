@@ -292,7 +292,6 @@ def test_state_of_another_configuration_is_refused(own: Any, other: Any, key: st
         ({"timesteps.name": "beta_policy", "timesteps.selected": 9, "timesteps.scan": 8}, "chosen among"),
         ({"timesteps.name": "beta_policy", "timesteps.scan": 1001}, "process.steps"),
         ({"timesteps.name": "beta_policy", "compile.mode": "max-autotune"}, "CUDA graphs"),
-        ({"timesteps.name": "beta_policy", "timesteps.uniform_share": 1.0}, "never be asked"),
         ({"timesteps.name": "wiener", "timesteps.importance_correction": 1.0, "timesteps.uniform_share": 0.0}, "share"),
         ({"timesteps.name": "loss_second_moment", "weighting.name": "uncertainty"}, "nothing to go by"),
     ],

@@ -48,11 +48,6 @@ def test_shapes_of_other_networks(model: knobs.Model, channels: int, size: int) 
     assert disturbed(model, channels, size)(x, torch.tensor([3, 7])).shape == x.shape
 
 
-def test_a_side_that_cannot_be_halved_is_refused() -> None:
-    with pytest.raises(ValueError, match="multiple of 8"):
-        UNet(knobs.Model(), 3, 12)
-
-
 def test_attention_is_where_it_was_asked_for() -> None:
     def attentions(model: knobs.Model, size: int) -> int:
         return sum(isinstance(module, Attention) for module in UNet(model, 3, size).modules())

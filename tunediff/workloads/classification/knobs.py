@@ -33,8 +33,6 @@ SHIPPED = ("resnet18", "resnext29", "convnet")
 LIBRARIES = ("timm", "torchvision")
 """Whose networks can be named as well: `timm/NAME`."""
 
-_BLOCKS = "networks of libraries have no blocks that are known here"
-
 
 @section
 class ClassifierModel:
@@ -58,10 +56,6 @@ class ClassifierModel:
             raise Refusal("model.name", nearest(self.name, allowed))
         if library == "timm" and importlib.util.find_spec("timm") is None:
             raise Refusal("model.name", f"timm is not installed; run: {install_command('timm')}")
-        if slash and config.compile.scope == "blocks":
-            raise Refusal("compile.scope", f"{_BLOCKS}; use model")
-        if slash and config.memory.checkpoint > 0:
-            raise Refusal("memory.checkpoint", f"{_BLOCKS}; use 0")
 
     def not_effective(self, config: Any, device: str) -> Iterator[tuple[str, str]]:
         if self.cardinality != ClassifierModel().cardinality and self.name != "resnext29":

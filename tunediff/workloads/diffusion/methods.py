@@ -241,9 +241,6 @@ class BetaPolicy(Mixed):
         super().check(config)
         if self.selected > self.scan:
             raise Refusal("timesteps.selected", f"S is chosen among timesteps.scan = {self.scan}")
-        if self.uniform_share == 1.0:
-            why = "the policy would never be asked; use a value below 1"
-            raise Refusal("timesteps.uniform_share", why)
         ahead = "timesteps.name = beta_policy looks ahead"
         if config.compile.mode in CUDA_GRAPHS:
             why = (

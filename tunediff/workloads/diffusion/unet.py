@@ -189,8 +189,6 @@ class UNet(nn.Module):
         """`image_size`: a multiple of 2^(multipliers − 1); `told_time`: as `Process` has it."""
         super().__init__()
         halvings = len(model.multipliers) - 1
-        if image_size % 2**halvings:
-            raise ValueError(f"image_size {image_size} is not a multiple of {2**halvings}")
         widths = [model.channels * multiplier for multiplier in model.multipliers]
         sides = [image_size // 2**level for level in range(len(widths))]
         embedding_width = 4 * model.channels

@@ -5,7 +5,7 @@ import torch
 
 from tunediff.config import ConfigError
 from tunediff.integrations import require
-from tunediff.integrations.seam import BudgetScheduler
+from tunediff.integrations.loaders import BudgetScheduler
 
 
 def test_a_missing_package_names_the_extra():
