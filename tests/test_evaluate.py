@@ -21,7 +21,7 @@ from tunediff.data import images as data
 from tunediff.evaluation import features
 from tunediff.evaluation.generation import ImageNoise
 from tunediff.evaluation.judge import Quality, Real
-from tunediff.evaluation.names import KINDS
+from tunediff.evaluation.knobs import KINDS
 from tunediff.workloads import drawing
 from tunediff.workloads.classification import train as classification
 from tunediff.workloads.diffusion import unet

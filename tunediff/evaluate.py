@@ -26,8 +26,7 @@ from tunediff.core.options import REQUIRED, JsonOptions, allow, check_writable, 
 from tunediff.core.progress import EventLines
 from tunediff.data.knobs import Data
 from tunediff.evaluation import image_files
-from tunediff.evaluation.knobs import PRETRAINED, Evaluation
-from tunediff.evaluation.names import KINDS, caution, name_of
+from tunediff.evaluation.knobs import KINDS, PRETRAINED, Evaluation, caution, name_of
 from tunediff.models import Saved
 from tunediff.workloads import drawing
 

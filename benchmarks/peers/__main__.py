@@ -48,7 +48,7 @@ from tunediff import config as cfg
 from tunediff.config import Systems
 from tunediff.core import environment
 from tunediff.distributed import alone
-from tunediff.workloads.diffusion import diffusers_export
+from tunediff.workloads.diffusion import commands
 
 PACKAGES = ("diffusers", "denoising-diffusion-pytorch")  # the peers, named as they are installed
 
@@ -201,9 +201,7 @@ def main() -> int:
     batch = [] if args.batch is None else [f"loader.batch_size={args.batch}"]
     config = configuration(args.config, [*args.words, *batch])
     device = alone().device
-    diffusers_export.check(
-        Path("does-not-exist"), config
-    )  # refuses what diffusers cannot represent
+    commands.check(Path("does-not-exist"), config)  # refuses what diffusers cannot represent
 
     jobs = []
     compiles = device.type == "cuda" if args.tuned is None else args.tuned

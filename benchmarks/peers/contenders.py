@@ -31,7 +31,7 @@ from tunediff.training.compilation import Compilation
 from tunediff.training.engine import Engine
 from tunediff.training.observer import Observer
 from tunediff.training.precision import Amp
-from tunediff.workloads.diffusion import diffusers_export, unet
+from tunediff.workloads.diffusion import commands, unet
 from tunediff.workloads.diffusion.evaluator import generate, to_uint8
 from tunediff.workloads.diffusion.process import Diffusion
 
@@ -333,7 +333,7 @@ def _diffusers_parts(config: Systems, world: World, job: Job) -> tuple[Any, Any,
 
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "ours"
-        diffusers_export.write_pipeline(folder, config, unet.network(config.knobs).state_dict)
+        commands.write_pipeline(folder, config, unet.network(config.knobs).state_dict)
         network = UNet2DModel.from_pretrained(folder / "unet")
         ddpm = DDPMScheduler.from_pretrained(folder / "scheduler")
     if job.channels_last:

@@ -19,7 +19,7 @@ from tunediff.config import ConfigError
 from tunediff.core import progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images as data
-from tunediff.evaluation import number_format
+from tunediff.evaluation import judge
 from tunediff.inspector import probe, rehearsal
 from tunediff.training import number_formats
 from tunediff.tuning import experiment
@@ -137,7 +137,7 @@ def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_
     for owner, name, replaced in (
         (number_formats, "formats", lambda device: ("bf16", "fp32")),
         (rehearsal, "FIRST_STEPS", 2),
-        (number_format, "SHARE", 1e9),
+        (judge, "SHARE", 1e9),
     ):
         monkeypatch.setattr(owner, name, replaced)
     config = cfg.override(tiny(), {"evaluation.extractor": "random"})

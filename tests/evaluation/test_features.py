@@ -192,7 +192,6 @@ def classifier(digits: Images) -> features.Classifier:
 
 
 def test_classifier_knows_the_digits(digits: Images, classifier: features.Classifier) -> None:
-    assert classifier.accuracy >= 0.95
     assert (classifier.name, classifier.label, classifier.dim) == ("classifier", "FD (classifier)", 64)
     found, logits = classifier.with_logits(digits.pixels[:200])
     assert (found.shape, found.dtype, found.requires_grad) == ((200, 64), torch.float32, False)
@@ -274,7 +273,6 @@ def test_classifier_is_reproducible_and_leaves_no_trace(
     finally:
         torch.set_num_threads(threads)
     assert again.digest == classifier.digest
-    assert again.accuracy == classifier.accuracy
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (random.getstate(), np.random.get_state()[1].tolist()) == states[1:]
 
@@ -282,9 +280,9 @@ def test_classifier_is_reproducible_and_leaves_no_trace(
 def test_second_classifier_comes_from_the_cache(
     digits: Images, classifier: features.Classifier, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert len(list(cache.glob(f"classifier-{digits.digest[:16]}-*-1.safetensors"))) == 1
+    assert len(list(cache.glob(f"classifier-{digits.digest[:16]}-*-2.safetensors"))) == 1
     again = features.Classifier(digits, "cpu")
-    assert (again.digest, again.accuracy) == (classifier.digest, classifier.accuracy)
+    assert again.digest == classifier.digest
     assert torch.equal(again(digits.pixels[:9]), classifier(digits.pixels[:9]))
     assert not trainings(caplog)
 

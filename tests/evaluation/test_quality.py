@@ -24,7 +24,7 @@ from tunediff.evaluation.distance import (
     symmetric_root,
 )
 from tunediff.evaluation.judge import Quality, Real, inception_score, precision_recall
-from tunediff.evaluation.names import KINDS, name_of
+from tunediff.evaluation.knobs import KINDS, name_of
 
 
 class Pixels:

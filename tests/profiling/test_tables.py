@@ -175,11 +175,6 @@ CASES = {
         ({"device": GPU}, SCALED | {"optimizer.name": "muon"}, []),
         ({"device": GPU}, SCALED | FUSED, []),
     ],
-    "adaptive_sampler": [
-        ({"parts": {"sampler": 0.4}}, QUIET | {"timesteps.name": "beta_policy", "timesteps.scan": 10},
-         [{"timesteps.interval": 80}]),
-        ({"parts": {"sampler": 0.4}}, QUIET, []),
-    ],
     "number_formats": [
         (GAINS, PLAIN, [BF16 | LAYOUT, {"precision.matmul": "high"}]),
         (GAINS, PLAIN | {"precision.conv_tf32": False}, [

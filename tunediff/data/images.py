@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -231,13 +231,12 @@ def _files(data: Data, listing: sources.Listing) -> Images:
         with np.load(path, allow_pickle=False) as stored:
             return stored["pixels"], stored["readable"]
 
-    def write(file: BinaryIO, decoded: Decoded) -> None:
-        np.savez(file, pixels=decoded[0], readable=decoded[1])
-
-    def decode() -> Decoded:
-        return decode_files(data, listing.path, names.tolist())
-
-    pixels, readable = once(_cache(data, listing), read, decode, write)
+    pixels, readable = once(
+        _cache(data, listing),
+        read,
+        lambda: decode_files(data, listing.path, names.tolist()),
+        lambda file, decoded: np.savez(file, pixels=decoded[0], readable=decoded[1]),
+    )
     skipped = sorted([*listing.skipped, *names[~readable].tolist()])
     if (count := int(readable.sum())) < 2:
         why = f"{count} readable images; allowed: at least 2 (skipped: {'; '.join(skipped[:3])})"

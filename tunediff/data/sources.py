@@ -23,8 +23,6 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 CIFAR10_URL = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz"
 CIFAR10_FOLDER = "cifar-10-batches-py"
 NETWORK_TIMEOUT_S = 10.0
-_CIFAR10_IMAGES = {"train": 50_000, "test": 10_000, "all": 60_000}
-_DIGITS_IMAGES = 1_797
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +59,6 @@ def find(data: Data) -> Listing | Path | None:
             refuse("split", data.split, "the digits have no train and test part; allowed: all")
         return None
     return cifar10_root(data) or listing(data)
-
-
-def count(data: Data) -> int:
-    """Return a set's number of images by its file names. Raises `ConfigError` as `check`."""
-    source = find(data)
-    total = len(source.names) if isinstance(source, Listing) else _CIFAR10_IMAGES[data.split]
-    total = _DIGITS_IMAGES if source is None else total
-    return min(total, data.max_images or total)
 
 
 def has_labels(data: Data) -> bool:

@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import safetensors.torch
 import torch
@@ -31,7 +31,7 @@ from tunediff.training.weights import refused
 
 log = logging.getLogger(__name__)
 
-_VERSION = 1  # raise it when network or training change
+_VERSION = 2  # raise it when network or training change
 _SEED = 0
 STEPS, _BATCH, _PEAK_LR = 400, 64, 4e-3
 _PIXELS = 2**21  # at once: about 1 GiB of activations
@@ -89,14 +89,17 @@ class Classifier(Extractor):
         classes = repr((images.labels.tolist(), len(images.class_names)))
         key = f"{images.digest[:16]}-{hashlib.sha256(classes.encode()).hexdigest()[:16]}"
         path = cache_dir() / f"classifier-{key}-{_VERSION}.safetensors"
-        trained = once(path, lambda path: _read(path, images), lambda: _train(images), _write)
+        trained = once(
+            path,
+            lambda path: _read(path, images),
+            lambda: _train(images),
+            lambda file, tensors: file.write(safetensors.torch.save(tensors)),
+        )
         self._device, self._network = torch.device(device), _network(images)
-        self._network.load_state_dict(trained.tensors)
+        self._network.load_state_dict(trained)
         self._network.requires_grad_(False).eval().to(device)
         self.classes = len(images.class_names)
-        self.accuracy = trained.accuracy
-        """Share of a held-out tenth of the images that is classified right."""
-        self.digest = _digest(trained.tensors)
+        self.digest = _digest(trained)
 
     def with_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         with torch.no_grad(), evaluation_precision(self._device):
@@ -207,25 +210,14 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-class _TrainedClassifier(NamedTuple):
-    tensors: dict[str, Tensor]
-    accuracy: float
-
-
-def _read(path: Path, images: Images) -> _TrainedClassifier:
+def _read(path: Path, images: Images) -> dict[str, Tensor]:
     """Read a trained classifier. Raises if the file does not hold the network for these images."""
     tensors = safetensors.torch.load(path.read_bytes())
-    trained = _TrainedClassifier(tensors, tensors.pop("accuracy").item())
-    _network(images).load_state_dict(trained.tensors)
-    return trained
+    _network(images).load_state_dict(tensors)
+    return tensors
 
 
-def _write(file: BinaryIO, trained: _TrainedClassifier) -> None:
-    tensors = trained.tensors | {"accuracy": torch.tensor(trained.accuracy)}
-    file.write(safetensors.torch.save(tensors))
-
-
-def _train(images: Images) -> _TrainedClassifier:
+def _train(images: Images) -> dict[str, Tensor]:
     """Train the classifier for a fixed number of steps, and measure it on a held-out tenth.
 
     AdamW; the learning rate rises for 50 steps, then falls linearly: a few seconds on a CPU.
@@ -255,8 +247,7 @@ def _train(images: Images) -> _TrainedClassifier:
     accuracy = (torch.cat(parts).argmax(1) == images.labels[held_out]).double().mean().item()
     message = "classifier for %s: %.1f %% of held-out images right, %.1f s"
     log.info(message, images.name, 100 * accuracy, time.perf_counter() - started)
-    tensors = {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
-    return _TrainedClassifier(tensors, accuracy)
+    return {name: tensor.contiguous() for name, tensor in network.state_dict().items()}
 
 
 # ---- trained networks

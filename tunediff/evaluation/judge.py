@@ -1,13 +1,15 @@
 """Compare generated images with real ones: at every evaluation of a training (`Judge`), or many of
 a finished model by all metrics (`Quality`). Statistics and features of the real images are computed
-once per set, extractor and machine.
+once per set, extractor and machine. Evaluations draw in the fastest number format that scores as
+float32 does (`choose_format`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable
+import math
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -29,9 +31,13 @@ from tunediff.evaluation.distance import (
     refuse_non_finite,
 )
 from tunediff.evaluation.features import Extractor
-from tunediff.evaluation.names import KINDS
+from tunediff.evaluation.knobs import KINDS
+from tunediff.training.number_formats import Format, FormatChoice
 from tunediff.training.precision import evaluation_precision
 
+SHARE = 0.1
+"""Part of a score's noise that a format may change it by."""
+_PARTS = 8  # of the images, for the jackknife
 GRID_IMAGES = 64
 KID_IMAGES = 2000
 """Images of each side whose features the kernel distance of a training compares."""
@@ -226,7 +232,7 @@ class Real:
         batch_size: int,
         kinds: Collection[str],
     ) -> Real:
-        """Read them from the cache folder or compute them; `kinds` are keys of `names.KINDS`."""
+        """Read them from the cache folder or compute them; `kinds` are keys of `knobs.KINDS`."""
         options, of_all, features = (images, extractor, device, batch_size), None, None
         if "fd" in kinds:
             of_all = reference(*options)
@@ -245,7 +251,7 @@ class Quality:
         device: torch.device | str,
         kinds: Collection[str] = tuple(KINDS),
     ) -> None:
-        """`n` of at least 8; `kinds` are keys of `names.KINDS`."""
+        """`n` of at least 8; `kinds` are keys of `knobs.KINDS`."""
         self._extractor, self._device, self._kinds = extractor, torch.device(device), set(kinds)
         self._n = n
         self._statistics = FeatureStatistics(extractor.dim, device) if "fd" in kinds else None
@@ -271,7 +277,7 @@ class Quality:
                 world.sum(rows)
 
     def values(self, real: Real) -> dict[str, Value]:
-        """Return the metrics of the chosen kinds, by the names in `names.KINDS`."""
+        """Return the metrics of the chosen kinds, by the names in `knobs.KINDS`."""
         metrics: dict[str, Value] = {}
         count = len(self._features)
         with torch.no_grad(), evaluation_precision(self._device):
@@ -320,3 +326,68 @@ def precision_recall(generated: Tensor, real: Tensor) -> tuple[float, float] | N
     options = {"prc_neighborhood": NEIGHBOURS, "prc_batch_size": 2500}
     metrics = prc_features_to_metric(generated, real, save_cpu_ram=True, verbose=False, **options)
     return metrics["precision"], metrics["recall"]
+
+
+# ---- number formats
+class Drawn(NamedTuple):
+    """What a network gives in one format, from the same noise as in the others."""
+
+    features: Tensor
+    """float32 [n, d] of generated images."""
+    errors: Tensor
+    """float64 [m]: the validation errors of a batch; m = 0 without a validation."""
+    seconds: float
+
+
+def choose_format(
+    draw: Callable[[Format], Drawn], among: Sequence[Format], reference: Reference, images: int
+) -> FormatChoice:
+    """Return the fastest format whose scores differ from float32's by less than `SHARE` of their
+    noise; `images`: N of the evaluations, which a score's noise falls with.
+
+    The noise is that of the images drawn, which a training's seeds add to: of the Fréchet distance
+    by a jackknife over parts of them (Efron & Stein 1981), of the validation loss its standard
+    error. A format that gives numbers that are not finite is left out.
+    """
+    exact = draw("fp32")
+    scores, noise = scores_of(exact, reference), noise_of(exact, reference, images)
+    seconds: dict[str, float] = {"fp32": exact.seconds}
+    shifts: dict[str, float] = {"fp32": 0.0}
+    for name in among:
+        if name == "fp32":
+            continue
+        try:
+            drawn = draw(name)
+            found = scores_of(drawn, reference)
+        except NonFiniteError:
+            continue
+        differences = [abs(a - b) for a, b in zip(found, scores, strict=True)]
+        relative = [a / max(b, 1e-12) for a, b in zip(differences, noise, strict=True)]
+        seconds[name], shifts[name] = drawn.seconds, max(relative)
+    allowed = [name for name in among if shifts.get(name, SHARE) < SHARE]
+    fastest = min(allowed, key=seconds.__getitem__)
+    return {"precision": fastest, "seconds": seconds, "shifts": shifts}
+
+
+def scores_of(drawn: Drawn, reference: Reference) -> list[float]:
+    """Return the Fréchet distance and, if there are errors, their mean. Raises NonFiniteError."""
+    if not torch.isfinite(drawn.errors).all():
+        raise NonFiniteError("non-finite errors on the validation images")
+    statistics = FeatureStatistics(drawn.features.shape[1], drawn.features.device)
+    statistics.update(drawn.features)
+    means = [drawn.errors.mean().item()] if len(drawn.errors) else []
+    return [frechet(statistics, reference), *means]
+
+
+def noise_of(drawn: Drawn, reference: Reference, images: int) -> list[float]:
+    """Return the standard deviation of each of the scores, of an evaluation of `images`."""
+    parts, left_out = drawn.features.chunk(_PARTS), []
+    for part in range(len(parts)):
+        rest = torch.cat([*parts[:part], *parts[part + 1 :]])
+        left_out.append(scores_of(drawn._replace(features=rest), reference)[0])
+    spread = torch.tensor(left_out, dtype=torch.float64).std(correction=0).item()
+    deviation = spread * math.sqrt(len(parts) - 1)
+    of_distance = deviation * math.sqrt(len(drawn.features) / images)
+    errors = drawn.errors
+    of_means = [(errors.std() / math.sqrt(len(errors))).item()] if len(errors) else []
+    return [of_distance, *of_means]

@@ -112,15 +112,6 @@ def fused_optimizer(profile: Profile, config: Systems) -> Iterator[Advice]:
         yield Advice(change, reason)
 
 
-def adaptive_sampler(profile: Profile, config: Systems) -> Iterator[Advice]:
-    """Advise on a timestep sampler that trains a policy."""
-    taken, interval = share(profile, "sampler"), _get(config, "timesteps.interval")
-    if interval is not None and taken > LARGE:
-        reason = f"the timestep sampler is {_in_words(profile, 'sampler')}"
-        half = f"{reason}; half as many updates of its policy"
-        yield Advice({"timesteps.interval": 2 * interval}, half)
-
-
 def number_formats(profile: Profile, config: Systems) -> Iterator[Advice]:
     """Advise on arithmetic in float32 on hardware that has faster units."""
     computing, gains = share(profile, "forward", "backward"), profile["format_gains"]
@@ -206,6 +197,5 @@ RULES: tuple[Callable[[Profile, Systems], Iterator[Advice]], ...] = (
     number_formats,
     convolutions,
     fused_optimizer,
-    adaptive_sampler,
     memory,
 )

@@ -1,6 +1,6 @@
 """The number format of a search's evaluations: which there are, which was chosen. Imports no torch.
 
-`tunediff.evaluation.number_format` chooses.
+`tunediff.evaluation.judge` chooses.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from tunediff.data import images
 from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
-from tunediff.evaluation import number_format
+from tunediff.evaluation import judge as judging
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet
 from tunediff.training import number_formats
 from tunediff.workloads.diffusion import evaluator
@@ -144,7 +144,7 @@ def test_auto_is_the_fastest_format_whose_scores_differ_by_less_than_a_tenth_of_
     assert scores == judge(named, digits)(Rough(error), OneStep())
     assert choice is not None
     assert choice["precision"] == expected
-    assert (choice["shifts"]["bf16"] < number_format.SHARE) == (error < 0.1)
+    assert (choice["shifts"]["bf16"] < judging.SHARE) == (error < 0.1)
     assert judged.decide(timed(0.3), OneStep()) is None, "decided once"
     assert expected in number_formats.sentence(choice)
 
@@ -164,13 +164,13 @@ def test_the_noise_of_a_distance_is_what_other_images_change(digits: Images, con
 
     def drawn() -> Any:
         features = torch.randn(128, 64, generator=generator) * reference.cov.diagonal().sqrt().float() * 1.2
-        return number_format.Drawn(features + reference.mean.float(), torch.empty(0), 1.0)
+        return judging.Drawn(features + reference.mean.float(), torch.empty(0), 1.0)
 
     draws = [drawn() for _ in range(60)]
-    distances = torch.tensor([number_format.scores_of(draw, reference)[0] for draw in draws])
-    noises = torch.tensor([number_format.noise_of(draw, reference, 128)[0] for draw in draws])
+    distances = torch.tensor([judging.scores_of(draw, reference)[0] for draw in draws])
+    noises = torch.tensor([judging.noise_of(draw, reference, 128)[0] for draw in draws])
     assert noises.mean().item() == pytest.approx(distances.std().item(), rel=0.5)
-    quarter = number_format.noise_of(draws[0], reference, 4 * 128)[0]
+    quarter = judging.noise_of(draws[0], reference, 4 * 128)[0]
     assert quarter == pytest.approx(noises[0].item() / 2)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tunediff import config as cfg
-from tunediff.workloads.diffusion import diffusers_export, unet
+from tunediff.workloads.diffusion import commands, unet
 from tunediff.workloads.diffusion.process import Diffusion
 from tunediff.workloads.diffusion.unet import UNet
 
@@ -52,7 +52,7 @@ def loaded(config: Any, state: dict[str, torch.Tensor]) -> UNet:
 @pytest.fixture
 def pipeline(tmp_path: Path) -> Path:
     config = small()
-    diffusers_export.write_pipeline(tmp_path / "pipeline", config, network(config).state_dict)
+    commands.write_pipeline(tmp_path / "pipeline", config, network(config).state_dict)
     return tmp_path / "pipeline"
 
 
@@ -69,7 +69,7 @@ def pipeline(tmp_path: Path) -> Path:
 def test_a_pipeline_of_ours_is_the_same_network_there(tmp_path: Path, values: dict[str, Any]) -> None:
     config = cfg.override(DIGITS, SMALL | values)
     ours = network(config)
-    diffusers_export.write_pipeline(tmp_path / "p", config, ours.state_dict)
+    commands.write_pipeline(tmp_path / "p", config, ours.state_dict)
     theirs = diffusers.DDPMPipeline.from_pretrained(tmp_path / "p").unet
     x, t = inputs(config)
     with torch.no_grad():
@@ -98,7 +98,7 @@ def test_a_pipeline_of_ours_samples_the_same_images(
     net = unet.network(config.knobs).eval().requires_grad_(False)
     for parameter in net.parameters():
         parameter.add_(0.05 * torch.randn_like(parameter))
-    called = diffusers_export.write_pipeline(tmp_path / "p", config, net.state_dict)
+    called = commands.write_pipeline(tmp_path / "p", config, net.state_dict)
     pipe = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "p")
     assert type(pipe).__name__ == f"{kind}Pipeline"
     assert type(pipe).__name__ in called
@@ -120,7 +120,7 @@ def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Pat
     before = (pipeline / WEIGHTS).read_bytes()
     (tmp_path / "file").write_text("")
     for place in ("pipeline", "file"):
-        refused(place, diffusers_export.write_pipeline, tmp_path / place, config, network(config).state_dict)
+        refused(place, commands.write_pipeline, tmp_path / place, config, network(config).state_dict)
     assert (pipeline / WEIGHTS).read_bytes() == before
 
 
@@ -135,5 +135,5 @@ def test_a_pipeline_is_never_written_over_anything(pipeline: Path, tmp_path: Pat
 )  # fmt: skip
 def test_what_diffusers_does_not_have_is_not_written(tmp_path: Path, values: dict[str, Any], key: str) -> None:
     config = cfg.override(DIGITS, SMALL | values)
-    refused(key, diffusers_export.write_pipeline, tmp_path / "p", config, network(config).state_dict)
+    refused(key, commands.write_pipeline, tmp_path / "p", config, network(config).state_dict)
     assert not list(tmp_path.iterdir())

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tunediff import config as cfg
 from tunediff.distributed import alone
-from tunediff.workloads.diffusion import diffusers_export, knobs, methods, timesteps, unet
+from tunediff.workloads.diffusion import commands, knobs, methods, timesteps, unet
 from tunediff.workloads.diffusion.objective import DiffusionLoss, build_weighting
 from tunediff.workloads.diffusion.process import Diffusion, Predict, mix, solver_levels
 from tunediff.workloads.diffusion.timesteps import wiener
@@ -255,7 +255,7 @@ def theirs(scheduler: Any, noise: Tensor, tell: Any = lambda t: t) -> Tensor:
 @pytest.mark.parametrize("process", [FLOW, EDM, dataclasses.replace(EDM, sigma_data=1.0)])
 def test_euler_is_that_of_the_exported_schedulers(process: knobs.Process, steps: int) -> None:
     diffusers = pytest.importorskip("diffusers")
-    scheduler = diffusers_export.scheduler_options(cfg.override(cfg.baseline("digits"), {
+    scheduler = commands.scheduler_options(cfg.override(cfg.baseline("digits"), {
         f"process.{field.name}": getattr(process, field.name) for field in dataclasses.fields(process)
     }))  # fmt: skip
     one = getattr(diffusers, str(scheduler["_class_name"])).from_config(scheduler)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tunediff import config as cfg
-from tunediff.workloads.diffusion import diffusers_export, knobs
+from tunediff.workloads.diffusion import commands, knobs
 from tunediff.workloads.diffusion.process import Diffusion, Predict
 
 Prediction = Literal["epsilon", "x0", "v"]
@@ -198,7 +198,7 @@ def test_dpmpp_2m_is_that_of_diffusers(
     changes = {"process.schedule": schedule, "process.prediction": prediction}
     config = cfg.override(cfg.baseline("digits"), changes)
     scheduler = diffusers.DPMSolverMultistepScheduler.from_config(
-        diffusers_export.scheduler_options(config), thresholding=True, sample_max_value=1.0, algorithm_type="dpmsolver++",
+        commands.scheduler_options(config), thresholding=True, sample_max_value=1.0, algorithm_type="dpmsolver++",
         solver_order=2, solver_type="midpoint", lower_order_final=True,
     )  # fmt: skip
     diffusion = Diffusion(config.process)

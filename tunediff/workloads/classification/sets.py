@@ -1,6 +1,6 @@
 """Split a set into learned and held-out images: its test split, or a fixed fifth.
 
-The numbers of classes and images are counted without decoding an image.
+Classes are counted without decoding an image.
 """
 
 from __future__ import annotations
@@ -65,13 +65,6 @@ def held_out(data: Data, count: int | None) -> Images:
     return dataclasses.replace(images, labels=labels, class_names=names)
 
 
-def held_out_count(data: Data, count: int | None) -> int:
-    """Return how many images `held_out` has, unreadable files included. Raises `ConfigError`."""
-    test = _test_split(data)
-    total = sources.count(test) if test is not None else _fifth(sources.count(data))
-    return min(total, count or total)
-
-
 def _test_split(data: Data) -> Data | None:
     if data.split != "train":
         return None
@@ -91,7 +84,7 @@ def _fifth_and_rest(images: Images) -> tuple[Images, Images]:
     """
     assert images.labels is not None
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    parts = order.tensor_split([_fifth(len(images))])
+    parts = order.tensor_split([max(1, len(images) // 5)])
     fifth, rest = (
         dataclasses.replace(
             images,
@@ -102,7 +95,3 @@ def _fifth_and_rest(images: Images) -> tuple[Images, Images]:
         for rows, name in zip(parts, ("a fifth", "without a fifth"), strict=True)
     )
     return fifth, rest
-
-
-def _fifth(count: int) -> int:
-    return max(1, count // 5)

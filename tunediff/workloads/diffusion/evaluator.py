@@ -27,11 +27,10 @@ from tunediff.data.images import Images, load
 from tunediff.data.items import mix
 from tunediff.data.knobs import Data
 from tunediff.distributed import World
-from tunediff.evaluation import features, number_format
+from tunediff.evaluation import features
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.generation import ImageNoise, shares
-from tunediff.evaluation.judge import Distances, Judge
-from tunediff.evaluation.number_format import Drawn
+from tunediff.evaluation.judge import Distances, Drawn, Judge, choose_format
 from tunediff.training import number_formats
 from tunediff.training.number_formats import CHECKED, Format, FormatChoice
 from tunediff.training.precision import evaluation_precision
@@ -285,7 +284,7 @@ class Evaluator:
         draw = functools.partial(self._drawn, predict, diffusion)
         judge, images = self.judge, self._protocol.images
         with torch.no_grad(), evaluation_precision(self._world.device):
-            measured = number_format.choose(draw, among, judge.reference, images)
+            measured = choose_format(draw, among, judge.reference, images)
         choice: FormatChoice = self._world.tell(measured)
         self._format = choice["precision"]
         return choice
