@@ -1,5 +1,7 @@
-"""The section `evaluation` of workloads that generate images, and the names of their metrics. Imports
-no torch: unknown ones are refused at once."""
+"""The section `evaluation` of workloads that generate images, and the names of their metrics.
+
+Imports no torch: unknown ones are refused at once.
+"""
 
 from __future__ import annotations
 
