@@ -12,6 +12,7 @@ import gc
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -82,14 +83,6 @@ class World:
             dist.broadcast(tensor, src=rank)
         return tensor
 
-    def stack(self, tensor: Tensor) -> Tensor:
-        """Return all ranks' tensors, of one shape, in rank order: [ranks, …] on every rank."""
-        if self.size == 1:
-            return tensor[None]
-        every = [torch.empty_like(tensor) for _ in range(self.size)]
-        dist.all_gather(every, tensor)
-        return torch.stack(every)
-
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace gradients of parameters outside the model by their mean over ranks."""
         for parameter in parameters if self.size > 1 else ():
@@ -134,22 +127,17 @@ def alone(device: torch.device | str | None = None) -> World:
 @contextlib.contextmanager
 def described_in_environment(world: World) -> Iterator[None]:
     """Describe ranks in the environment as torchrun does; a lone process has no entry."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")
-    before = {name: os.environ[name] for name in names if name in os.environ}
-    for name in names[:-1]:
-        os.environ.pop(name, None)
-    if world.size > 1:
-        rank, local = str(world.rank), str(world.device.index)
-        if world.device.index is None:
-            local = before.get("LOCAL_RANK", rank)
-        os.environ.update(RANK=rank, WORLD_SIZE=str(world.size), LOCAL_RANK=local)
-        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    try:
-        yield
-    finally:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    rank, local = str(world.rank), str(world.device.index)
+    if world.device.index is None:
+        local = os.environ.get("LOCAL_RANK", rank)
+    with mock.patch.dict(os.environ):
         for name in names:
             os.environ.pop(name, None)
-        os.environ.update(before)
+        if world.size > 1:
+            os.environ.update(RANK=rank, WORLD_SIZE=str(world.size), LOCAL_RANK=local)
+            os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        yield
 
 
 @contextlib.contextmanager

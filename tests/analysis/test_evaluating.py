@@ -112,23 +112,18 @@ def test_evaluation_of_diverging_model_is_timed(clock):
     assert rehearsal.seconds_of(evaluate) == 2.0
 
 
-def test_every_protocol_is_timed_once_with_the_load_meanwhile(monkeypatch):
+def test_every_protocol_is_timed_once(monkeypatch):
     timed = []
 
     def evaluation_s(config, *_):
         timed.append(config.evaluation.images)
         return float(len(timed))
 
-    load = {"other_load_share": 0.9}
-    for owner, name, found in (
-        (rehearsal, "evaluation_s", evaluation_s),
-        (rehearsal.hardware, "disturbance", lambda *_: load),
-    ):
-        monkeypatch.setattr(owner, name, found)
+    monkeypatch.setattr(rehearsal, "evaluation_s", evaluation_s)
     finals = {"confirming_final_s": {"evaluation.images": 128}}
     found = rehearsal.measured(tiny(evaluation__images=64), CPU, True, True, finals)
     assert timed == [64, 128]
-    assert (found["evaluation_s"], found["confirming_final_s"], found["disturbed"]) == (1.0, 2.0, True)
+    assert (found["evaluation_s"], found["confirming_final_s"]) == (1.0, 2.0)
 
 
 def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_its_runs(tmp_path, monkeypatch):
@@ -166,7 +161,7 @@ def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):
     (tmp_path / "hangs.py").write_text(text.replace("judge(net))\n", "__import__('time').sleep(600))\n"))
     monkeypatch.setattr(probe, "PROBE_S", 0.2)
     found = probe.before_search(cfg.baseline(str(tmp_path / "hangs.py")), evaluates=True)
-    assert found == {"data": [], "too_long": True}
+    assert found == {"data": []}
     assert "WARNING: one evaluation could not be timed" in capfd.readouterr().err
 
 

@@ -24,6 +24,7 @@ from tunediff.config import dump
 from tunediff.config.schema import not_effective
 from tunediff.config.systems import Precision
 from tunediff.core import machine
+from tunediff.distributed import World
 from tunediff.evaluation import generation
 from tunediff.profiling import measure
 from tunediff.training import compilation, hardware, memory
@@ -90,7 +91,7 @@ def knobs_without_effect_are_named_by_device(cuda):
     torch.backends.cudnn.benchmark = before
     for keep, device in ((False, DEVICE), (False, CPU.device), (True, CPU.device)):
         memory.keep_freed(keep, device)
-        hardware.synchronize(device)
+        World(0, 1, device).synchronize()
 
 
 def other_questions_get_the_answers_of_a_gpu(cuda):

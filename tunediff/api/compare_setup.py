@@ -288,8 +288,7 @@ def _check_workload(config: Systems, name: str, say: Say) -> dict[str, Any]:
         warnings.append(f"train(trial) never reads {', '.join(checked['unread'])}")
     for line in warnings:
         say(f"WARNING: {name}: {line}")
-    keys = ("evaluation_s", "other_load_share", "disturbed")
-    return {key: value for key, value in checked.items() if key in keys}
+    return {"evaluation_s": checked["evaluation_s"]}
 
 
 def needs(configs: Sequence[Systems]) -> tuple[list[int], list[str], str, bool]:

@@ -152,7 +152,6 @@ def create(
     measured: Measured = {}
     if known is not None:
         measured = known.result()
-        measured.pop("disturbed", None)  # by the start of Ray, if by nothing else
         plan.check(plan.values(space, folder, measured), options.force)
     if users_file and options.check:
         space, measured = _create_checked(request, folder, say)

@@ -122,8 +122,6 @@ class Template:
         self._shared, self._base, self._variables = shared, base, dict(variables or {})
         self.unsafe = ""
         """Why each run gets a process that prepares anew; '' if runs are forked."""
-        self.prepared_s = 0.0
-        """Seconds that it took to prepare, once a run has started."""
         self._launch()
 
     def _launch(self) -> None:
@@ -149,7 +147,7 @@ class Template:
         if "failed" in facts:
             self.close()
             raise TemplateError(facts["failed"])
-        self.unsafe, self.prepared_s, self._ready = facts["unsafe"], facts["seconds"], True
+        self.unsafe, self._ready = facts["unsafe"], True
 
     def start(
         self, function: Callable[[Connection, Any], object], content: Any,

@@ -14,7 +14,6 @@ import socket
 import struct
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -244,7 +243,7 @@ def _serve_template(
     _started_with.update(os.environ)
     with contextlib.suppress(OSError):
         os.sched_setaffinity(0, hello["cores"])
-    began, facts = time.monotonic(), dict[str, Any]()
+    facts = dict[str, Any]()
     try:
         sys.path[:] = hello["path"]
         prepare, options = pickle.loads(hello["prepare"])
@@ -256,7 +255,7 @@ def _serve_template(
         names = [thread.name for thread in threading.enumerate()[1:]]
         facts["unsafe"] = f"it has started threads ({', '.join(names)})"
     _freeze()
-    _Template(source, facts | {"seconds": time.monotonic() - began}).serve()
+    _Template(source, facts).serve()
     os._exit(0)
 
 

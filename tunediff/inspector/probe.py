@@ -33,14 +33,8 @@ class Measured(TypedDict, total=False):
     """The same by the search's `final`."""
     confirming_final_s: float
     """The same by the `final` of its confirming runs."""
-    other_load_share: float
-    """Share of the cores that other processes used while the evaluation was timed."""
-    disturbed: bool
-    """Whether that was so much that the seconds may be too many."""
     evaluation_format: FormatChoice
     """What `evaluation.precision: auto` is in the search; absent: nothing was measured."""
-    too_long: bool
-    """Whether the evaluation was not timed, since that took over `PROBE_S`."""
     parameters: int
     """Parameters of the model; absent if its workload does not say how to build it."""
     saved_parameters: int
@@ -80,7 +74,6 @@ def before_search(
     if refused := answered.get("refused"):
         raise ConfigError(refused)
     if answered and not ended:
-        answered["too_long"] = True
         why = f"it takes over {PROBE_S:.0f} s here"
         print(f"WARNING: one evaluation could not be timed: {why}", file=sys.stderr)
     return cast("Measured", answered)

@@ -15,13 +15,13 @@ from tunediff import config as cfg
 from tunediff.config import ConfigError, Values
 from tunediff.config.code import described
 from tunediff.config.systems import Systems, eager
-from tunediff.core import machine, progress
+from tunediff.core import progress
 from tunediff.core.clock import Budget
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data import images
 from tunediff.data.knobs import Data
 from tunediff.distributed import World, alone
-from tunediff.training import hardware, number_formats, prepared
+from tunediff.training import number_formats, prepared
 from tunediff.training.engine import Engine, Facts
 from tunediff.training.evaluation import evaluate
 from tunediff.training.observer import Observer
@@ -125,7 +125,6 @@ def measured(
         tell(result)
         if not evaluates:
             return result
-    before = hardware.Usage.now()
     for name, protocol in {"evaluation_s": {}, **(finals or {})}.items():
         judged = cfg.override(config, protocol)
         steps = (
@@ -139,9 +138,7 @@ def measured(
         if (choice := program.facts.get("evaluation_format")) is not None:
             result["evaluation_format"] = choice
             config = number_formats.pinned(config, choice)
-    used = hardware.Usage.now().since(before)
-    load = hardware.disturbance(used, used.own_s, machine.cores())["other_load_share"]
-    return {**result, "other_load_share": load, "disturbed": load > hardware.DISTURBED}
+    return result
 
 
 def answer(connection: Connection, content: tuple[bytes, bool, bool, Mapping[str, Values]]) -> None:

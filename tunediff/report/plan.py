@@ -77,9 +77,7 @@ def values(
         "first": [space.changed(point) for point in space.candidates],
         "notes": [*measured.get("data", []), *skipped(space)],
     }
-    # Do not refuse a search because of timings that were made while other processes used the cores.
-    certain = evaluating.Cost.of(space, confirms).parts(share.least) if plan["disturbed"] else spent
-    return plan | {"refused": _refused(plan, certain["wall_clock"])}
+    return plan | {"refused": _refused(plan)}
 
 
 def _disk(
@@ -153,9 +151,6 @@ def _of_runs(
         "budget_unit": unit,
         "evaluation_s": measured.get("evaluation_s"),
         "evaluations_per_run": int(config.evaluation.points),
-        "timing_too_long": measured.get("too_long", False),
-        "other_load_share": measured.get("other_load_share"),
-        "disturbed": measured.get("disturbed", False),
     }
 
 
@@ -169,12 +164,10 @@ def _objective(space: SearchSpace) -> str | None:
     return "; ".join(filter(None, [until, protocol])) or None
 
 
-def _refused(plan: Mapping[str, Any], certain_s: float) -> str | None:
-    """Return why the search is refused as a likely mistake; None if it is not.
-
-    certain_s: wall-clock without uncertain timings, in seconds.
-    """
-    days, disk, free = certain_s / 86400, plan["disk_mib"], plan["disk_free_mib"]
+def _refused(plan: Mapping[str, Any]) -> str | None:
+    """Return why the search is refused as a likely mistake; None if it is not."""
+    days, disk = plan["seconds"]["wall_clock"] / 86400, plan["disk_mib"]
+    free = plan["disk_free_mib"]
     if (trials := plan["trials_within_limit"]) > MOST_TRIALS:
         return f"{trials:,} trials: over {MOST_TRIALS:,}; change --trials or give a limit, --total"
     if days > MOST_DAYS:
@@ -244,10 +237,7 @@ def start_lines(plan: Mapping[str, Any]) -> list[str]:
     rows |= {"at_once": f"{plan['at_once']} at the same time"} if plan["at_once"] > 1 else {}
     for part, spent_s in seconds.items() if plan["budget_s"] else ():
         known = part != "evaluation" or "evaluation" not in plan["wall_clock_lacks"]
-        why = ": one takes too long to be timed here" if plan["timing_too_long"] else ""
-        rows[part.replace("_", "-")] = (
-            f"about {text.seconds(spent_s)}" if known else f"unknown{why}"
-        )
+        rows[part.replace("_", "-")] = f"about {text.seconds(spent_s)}" if known else "unknown"
     if plan["wall_clock_lacks"] and plan["budget_s"]:
         rows["wall-clock"] += " and evaluation"
     if "wall_s_at_least" in plan and plan["budget_s"]:
@@ -257,7 +247,5 @@ def start_lines(plan: Mapping[str, Any]) -> list[str]:
         rows["total_limit"] = f"{text.seconds(limit_s)}, room for about {within} of {all_trials}"
     if plan["objective"]:
         rows["objective"] = plan["objective"]
-    load = f"WARNING: other processes use {plan['other_load_share'] or 0:.0%} of the cores: "
-    load += "evaluation may be timed too long, and all may take longer while they do"
     said = [f"{name}: {words}" for name, words in rows.items()]
-    return [*said, *plan["notes"], *[load] * plan["disturbed"]]
+    return [*said, *plan["notes"]]

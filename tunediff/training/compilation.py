@@ -161,23 +161,22 @@ class SharedCode:
 
         While another trial is the first one, this one finds nothing, as without sharing.
         """
-        if self._root is None:
-            return
-        folder = self._root / key
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:  # a full disk is said where something is lost by it
-            return
-        self._cold_s = _cost(folder)
-        if self._cold_s is None:
-            self._lock = _locked(folder / "lock")
-            self._cold_s = _cost(folder)  # it may have been written meanwhile
-            if self._lock is None and self._cold_s is None:
-                return
-        self._folder = folder
+        if self._root is not None:
+            # Another one has the lock, or the disk is full, which is said where something is lost.
+            with contextlib.suppress(OSError):
+                self._take(self._root / key)
+
+    def _take(self, folder: Path) -> None:
+        """Look for compiled code in a folder from now on. Raises `OSError`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if _cost(folder) is None:
+            self._lock = os.open(folder / "lock", os.O_CREAT | os.O_WRONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        self._cold_s = _cost(folder)  # it may have been written meanwhile
         if self._cold_s is None:
             for name in CACHES.values():  # of a trial that was killed
                 shutil.rmtree(folder / name, ignore_errors=True)
+        self._folder = folder
         os.environ |= {variable: str(folder / name) for variable, name in CACHES.items()}
 
     def charge(self, clock: Clock, resumed: bool) -> Mapping[str, float]:
@@ -209,17 +208,3 @@ def _cost(folder: Path) -> float | None:
         return float(json.loads((folder / COST).read_text())["compile_s"])
     except (OSError, ValueError, KeyError):
         return None
-
-
-def _locked(path: Path) -> int | None:
-    """Return a descriptor of a file locked until it is closed; None: it cannot be."""
-    try:
-        file = os.open(path, os.O_CREAT | os.O_WRONLY)
-    except OSError:  # a full disk is said where something is lost by it
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(file)
-        return None
-    return file

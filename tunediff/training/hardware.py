@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import torch
 
+from tunediff.distributed import alone
 from tunediff.training.precision import float32_formats
 
 DISTURBED = 0.15
@@ -46,16 +47,10 @@ def fastest_product(device: torch.device, dtype: torch.dtype) -> float:
         while len(seconds) < 3 or (time.perf_counter() < until and len(seconds) < 50):
             began = time.perf_counter()
             a @ b
-            synchronize(device)
+            alone(device).synchronize()
             seconds.append(time.perf_counter() - began)
         best = max(best, 2.0 * size**3 / min(seconds))
     return best
-
-
-def synchronize(device: torch.device) -> None:
-    """Synchronize a GPU: wait for what was queued."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # ---- other processes

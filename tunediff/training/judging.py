@@ -26,21 +26,22 @@ ALONE = {"parallel.workers": 1, "parallel.strategy": "ddp"}
 class JudgeWeights(Observer):
     """Give the workload no batch: its model gets the finished one's weights, and is judged."""
 
-    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+    network: nn.Module
+    """The model that the workload exports, with the weights."""
+    values: Mapping[str, Any]
+    """What the evaluation found."""
+
+    def __init__(self, weights: Mapping[str, Tensor], judges: bool = True) -> None:
         super().__init__()
-        self.weights = weights
-        self.values: Mapping[str, Any] = {}
-        """What the evaluation found."""
+        self._weights, self._judges = weights, judges
 
     def begin(self, run: Engine) -> bool:
-        self.load(run)
-        self.values = self.evaluate(run, functools.partial(evaluate, run))
-        return False
-
-    def load(self, run: Engine) -> None:
-        """Give the exported model the weights."""
         assert run.result is not None
-        put_into(run.result, self.weights)
+        self.network = run.result
+        put_into(self.network, self._weights)
+        if self._judges:
+            self.values = self.evaluate(run, functools.partial(evaluate, run))
+        return False
 
 
 def judged(
@@ -58,21 +59,10 @@ def judged(
     return program.values
 
 
-class _Load(JudgeWeights):
-    """Give the workload no batch, and its model the finished one's weights."""
-
-    network: nn.Module
-
-    def begin(self, run: Engine) -> bool:
-        self.load(run)
-        assert run.result is not None
-        self.network = run.result
-        return False
-
-
 def built(config: Systems, weights: Mapping[str, Tensor]) -> nn.Module:
     """Return the model that a workload exports, as its `train` makes it, with these weights."""
-    program, config = _Load(weights), cfg.override(eager(config), ALONE, check=False)
+    program = JudgeWeights(weights, judges=False)
+    config = cfg.override(eager(config), ALONE, check=False)
     with torch.random.fork_rng():
         run(Engine(config, Budget(samples=1), alone(), program))
     return program.network

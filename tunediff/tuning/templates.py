@@ -85,17 +85,13 @@ class Templates:
         with why the run says nothing about the trial, such as that it was killed.
         """
         template = self.ready(job.workload)
-        spawn_reason = (
-            template.unsafe and f"{template.unsafe}; prepared in {template.prepared_s:.1f} s"
-        )
-        if spawn_reason and job.workload not in self._named:
+        if template.unsafe and job.workload not in self._named:
             self._named.add(job.workload)
-            log.warning(
-                "%s: each trial imports it in a new process: %s", job.workload, spawn_reason
-            )
+            why = template.unsafe
+            log.warning("%s: each trial imports it in a new process: %s", job.workload, why)
         streams = [self.output.fileno()] * 2 if self.output is not None else []
         before = (entries.before_run, str(job.folder))
-        run = template.start(_start, (job, spawn_reason), before, variables, streams=streams)
+        run = template.start(_start, job, before, variables, streams=streams)
         started(run)
         while (message := run.receive()) is not None:
             take(run, message)

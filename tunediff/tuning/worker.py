@@ -69,24 +69,14 @@ def _goes_on(job: TrialSpec, point: Point, connection: Connection) -> bool:
         raise ParentLostError("its parent process is gone") from error
 
 
-def start(connection: Connection, content: tuple[TrialSpec, str]) -> None:
-    """Train a trial as one of its ranks; the function of a template's run.
-
-    `content`: the trial, and why the process was not forked.
-    """
-    job, spawn_reason = content
+def start(connection: Connection, job: TrialSpec) -> None:
+    """Train a trial as one of its ranks; the function of a template's run."""
     prepared.begin(job.group.place.threads)
     with world_of_environment() as world:
-        work(job, connection, world, spawn_reason=spawn_reason)
+        work(job, connection, world)
 
 
-def work(
-    job: TrialSpec,
-    connection: Connection,
-    world: World,
-    *observers: Observer,
-    spawn_reason: str = "",
-) -> None:
+def work(job: TrialSpec, connection: Connection, world: World, *observers: Observer) -> None:
     """Train one trial, write its `end` event and send it. `observers`: watch its training.
 
     Raises what says nothing about the configuration (a lost rank, a full disk) without an `end`.
@@ -110,9 +100,7 @@ def work(
     def train() -> TrainingOutcome:
         progress = ProgressFile(job.folder if world.main else None)
         with subscribe(progress):
-            return _train(
-                job, reporting, observers, world, progress.part, spawn_reason, not_captured
-            )
+            return _train(job, reporting, observers, world, progress.part, not_captured)
 
     # A parent that is gone says nothing about this trial.
     result = run_trial(train, world, job.folder, (ParentLostError,), job.target)
@@ -190,11 +178,10 @@ def _end(job: TrialSpec, connection: Connection, end: End) -> None:
 
 def _train(
     job: TrialSpec, reporting: ReportingObserver, others: Sequence[Observer], world: World,
-    on_part: Callable[[str], object], spawn_reason: str, not_captured: str,
+    on_part: Callable[[str], object], not_captured: str,
 ) -> TrainingOutcome:  # fmt: skip
     """Train, and run the job's final evaluation; `on_part` is called with the name of each part of
-    the time that begins. `spawn_reason`: why the process was not forked, for the journal.
-    `not_captured`: why an earlier process could not capture the step."""
+    the time that begins. `not_captured`: why an earlier process could not capture the step."""
     # ---- record who trains, on what
     config: Systems = cfg.configuration_of(record.read_begun(job.folder))
     clock = Clock(job.budget, world.synchronize, on_part=on_part)
@@ -204,7 +191,6 @@ def _train(
             "worker", pid=os.getpid(), threads=torch.get_num_threads(), device=device,
             environment=environment.describe(),  # of this node, which the driver's need not be
             not_effective=cfg.not_effective(config, world.device.type),
-            **({"afresh": spawn_reason} if spawn_reason else {}),
         )  # fmt: skip
 
     # ---- train

@@ -122,7 +122,7 @@ class WienerSampler(Adaptive):
             return
         components = cosine_transform(images).double()
         of_this_rank = torch.stack((components.sum(0), components.square().sum(0)))
-        both = self.world.stack(of_this_rank).sum(0)
+        both = self.world.sum(of_this_rank)
         self._sums = self._sums + both if self._images else both
         self._images += len(components) * self.world.size
         self._find_centre()
