@@ -22,7 +22,7 @@ from tunediff.core import machine
 from tunediff import command  # noqa: F401 – registers commands as workloads
 from tunediff.config.knobs import Choice, ConfigError, EvaluationProtocol, File, Fixed, Range
 from tunediff.config.workload import Metric
-from tunediff.core.errors import EvaluationStoppedError, TunediffError
+from tunediff.core.errors import TunediffError
 from tunediff.core.point import Quantity
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __version__ = "0.3.0"
 __all__ = [
     "AskTellStudy", "AskedTrial", "Choice", "ConfigError", "EvaluationProtocol",
-    "EvaluationStoppedError", "File",
+    "File",
     "Fixed", "Metric", "PairedComparison", "ProfileResult", "Quantity", "Range", "Search",
     "Training", "Trial",
     "TunediffError", "epochs", "judge", "load_model", "open_search", "open_study", "run_comparison", "run_profile",

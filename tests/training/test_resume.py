@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, shipped_toy, timed, toy, train, weights
-from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network, plain
+from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network
 from tunediff import epochs, steps
 from tunediff.core.clock import Budget
-from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.distributed import alone
 from tunediff.training import knobs, state, trial
@@ -408,40 +407,6 @@ def test_stopped_where_a_point_is_due_its_point_says_what_was_measured_before(tm
     assert again.finished
     assert [point.loss for point in again.points] == [point.loss for point in whole.points]
     assert min(point.samples_per_s for point in again.points) > 0
-
-
-def test_asked_to_stop_while_evaluating_it_measures_after_the_resume(tmp_path):
-    """A batch scheduler waits half a minute; an evaluation may take hours."""
-    judged = []
-
-    def begun(trial, net):
-        def judge():
-            judged.append(1)
-            if len(judged) == 1:
-                assert trial.should_stop()
-                raise EvaluationStoppedError
-            return error(net)
-
-        trial.evaluate_with(judge)
-
-    told = Told()
-    how = {"samples": IMAGES, "folder": tmp_path, "evaluates": True, "body": plain(begun)}
-
-    class AskedLate(Told):
-        """Only once the evaluation has begun."""
-
-        def asks_to_stop(self):
-            return bool(judged)
-
-    first = train(toy(), observer=AskedLate(), **how)
-    assert (first.finished, first.steps, first.points) == (False, STEPS // 2, [])
-    again = train(toy(), observer=told, **how)
-    assert again.finished
-    assert [point.steps for point in told.points] == [STEPS // 2, STEPS]
-    whole = train(toy(), samples=IMAGES, body=plain())
-    assert [point.loss for point in told.points] == [point.loss for point in whole.points]
-    assert min(point.samples_per_s for point in told.points) > 0
-    assert_equal(weights(again), weights(whole))
 
 
 def test_open_ended_trains_past_its_budget_until_asked_and_goes_on(tmp_path):

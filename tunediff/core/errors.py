@@ -17,10 +17,6 @@ class ConfigError(TunediffError, ValueError):
     """Invalid input of the user: names the place, the key, the value, and what is allowed."""
 
 
-class EvaluationStoppedError(TunediffError):
-    """Raised on all ranks by an evaluation that ends early: `trial.should_stop()` on one."""
-
-
 class CaptureFailedError(RuntimeError):
     """A step could not be captured, and the device may be of no more use to this process."""
 

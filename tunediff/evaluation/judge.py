@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.progress import Progress
 from tunediff.data.cache import cache_dir, once
 from tunediff.data.images import Images
@@ -147,20 +146,17 @@ class Judge:
         self._world, self.extractor = world, extractor
         self.reference = reference(images, extractor, world.device, batch_size)
 
-    def __call__(self, batches: Iterable[Tensor], count: int | None = None) -> Distances:
+    def __call__(self, batches: Iterable[Tensor]) -> Distances:
         """Return the distances of this rank's images uint8 [b, C, H, W] and others' to real ones.
 
         All batches but the last are of one size, and rank r's are numbers r, r + ranks, …: then the
         result does not depend on the number of ranks beyond rounding. They are drawn in float32 and
         without gradients. Raises, on all ranks at once, `NonFiniteError` if features are not finite
-        or `batches` raises it, and `EvaluationStoppedError` if there are fewer than `count` images.
+        or `batches` raises it.
         """
         world = self._world
         statistics, images, features = self._of_rank(batches)
         statistics.merge(world)
-        judged = statistics.count
-        if count is not None and judged < count:
-            raise EvaluationStoppedError(f"evaluation stopped after {judged} of {count} images")
         distance = frechet(statistics, self.reference)
         self.last_images = _by_number(world.gather(images))[:GRID_IMAGES]
         first = _by_number(world.gather(features))[:KID_IMAGES].to(world.device)
@@ -168,7 +164,7 @@ class Judge:
         return {
             "frechet": world.agree(distance),
             "kid": None if kid is None else world.agree(kid[0]),
-            "evaluation_images": judged,
+            "evaluation_images": statistics.count,
             "label": self.extractor.label,
         }
 

@@ -17,7 +17,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from tunediff import config as cfg
 from tunediff.config.code import described
 from tunediff.core import text
-from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.point import Point
 from tunediff.core.target import TIME_TO_TARGET
 from tunediff.core.trial_record import CHECKPOINT, NotFiniteError
@@ -67,10 +66,10 @@ def batches(engine: Engine, build: Build, *, reseed: bool = True) -> Iterator[An
             while not engine.stopping and not engine.pace.reached:
                 yield from engine.capture.step()
                 after_step(engine)
-        if engine.pace.reached:
-            evaluate_point(engine, index, index / total)
-        else:  # it was asked to stop
+        if engine.stopping:  # a point that is due is measured and judged after a resume
             save_checkpoint(engine)
+        else:
+            evaluate_point(engine, index, index / total)
 
     # ---- the weights that are exported, where the last point was not judged here on all ranks
     if engine.world.any(engine.judged is None):
@@ -309,10 +308,7 @@ def _misfit(engine: Engine, content: Mapping[str, Any]) -> str:
 
 # ---- every point
 def evaluate_point(engine: Engine, index: int, fraction: float) -> None:
-    """Measure, judge, save and report; the clock of the budget stands still.
-
-    Where the training was asked to stop, the point is measured and judged after a resume.
-    """
+    """Measure, judge, save and report; the clock of the budget stands still."""
     if not engine.pace.steps:
         what = "setup and compiling" if engine.budget.setup_charged else "compiling"
         raise RuntimeError(
@@ -321,11 +317,7 @@ def evaluate_point(engine: Engine, index: int, fraction: float) -> None:
         )
 
     point = _measured(engine, index, fraction)
-    findings = {} if engine.stopping else _judged(engine)
-    if engine.stopping:
-        save_checkpoint(engine)
-        return
-
+    findings = _judged(engine)
     engine.points.append(
         dataclasses.replace(
             point,
@@ -358,22 +350,18 @@ def _measured(engine: Engine, index: int, fraction: float) -> Point:
 
 
 def _judged(engine: Engine) -> Mapping[str, Any]:
-    """Return what the evaluation finds; asks the training to stop if it was interrupted."""
+    """Return what the evaluation finds."""
     if not engine.evaluates or engine.evaluation is None:
         return {}
     with engine.clock.part("evaluation"):
         engine.judged_digest = None
-        try:
-            evaluate: Facts = functools.partial(evaluation.evaluate, engine)
-            for observer in engine.observers:
-                evaluate = functools.partial(observer.evaluate, engine, evaluate)
-            findings = evaluate()
-            if engine.judged_digest is None:
-                note_judged(engine)
-            return findings
-        except EvaluationStoppedError:
-            engine.stopping = True
-            return {}
+        evaluate: Facts = functools.partial(evaluation.evaluate, engine)
+        for observer in engine.observers:
+            evaluate = functools.partial(observer.evaluate, engine, evaluate)
+        findings = evaluate()
+        if engine.judged_digest is None:
+            note_judged(engine)
+        return findings
 
 
 def note_judged(engine: Engine, keep: bool = False) -> None:

@@ -141,14 +141,6 @@ class Trial:
         """Return the ranks that divide every batch: `world`, but with `pipeline` one."""
         return self.engine.strategy.replicas
 
-    def should_stop(self) -> bool:
-        """Return whether this rank was asked to stop.
-
-        A long evaluation may then raise `tunediff.EvaluationStoppedError`, on all ranks alike: `if
-        trial.world.any(trial.should_stop()): raise …`. It comes again when the training goes on.
-        """
-        return self.engine.asks_to_stop()
-
     # ---- before training
     def prepare(
         self,

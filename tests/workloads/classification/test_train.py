@@ -8,7 +8,6 @@ import torch.nn.functional as F
 
 from tests.helpers import CPU, Dies, KilledError, Told, assert_equal, ranks, train, weights
 from tunediff import config as cfg
-from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data.images import load
 from tunediff.training.observer import Recorder
@@ -136,11 +135,9 @@ def test_judged_as_by_hand_whatever_the_batch_size():
         assert one["validation_loss"] == pytest.approx(F.cross_entropy(logits, held.labels).item(), rel=1e-5)
 
 
-def test_a_network_that_diverged_is_no_result_and_a_long_evaluation_can_stop():
+def test_a_network_that_diverged_is_no_result():
     held, net = sets.held_out(digits().data, 10), torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
     judge = HeldOutEvaluator(held, 10, CPU)
-    with pytest.raises(EvaluationStoppedError, match="0 of 10"):
-        judge(net, should_stop=lambda: True)
     torch.nn.init.constant_(net[1].weight, float("nan"))
     with pytest.raises(NotFiniteError):
         judge(net)

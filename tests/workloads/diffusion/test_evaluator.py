@@ -16,7 +16,6 @@ from torch import Tensor
 from tests.helpers import ranks
 from tests.workloads.diffusion.conftest import Identity
 from tunediff.config import ConfigError, baseline, override
-from tunediff.core.errors import EvaluationStoppedError
 from tunediff.data import images
 from tunediff.data import images as data
 from tunediff.data.images import Images
@@ -186,12 +185,6 @@ def test_tf32_without_a_gpu_is_refused(digits: Images, config: Any) -> None:
 def test_diverged_model(digits: Images, config: Any, identity: Any) -> None:
     with pytest.raises(NonFiniteError, match="non-finite"):
         judge(config, digits)(lambda x, t: x * float("nan"), identity)
-
-
-def test_deadline(digits: Images, config: Any, identity: Any) -> None:
-    answers = iter([False, True])
-    with pytest.raises(EvaluationStoppedError, match="stopped after 44 of 130 images"):
-        judge(config, digits)(network, identity, should_stop=lambda: next(answers))
 
 
 def _judged(world: World) -> tuple[Any, Any, list[str]]:

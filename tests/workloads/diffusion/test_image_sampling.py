@@ -130,12 +130,6 @@ def test_the_precision_covers_the_network_only() -> None:
     images(Sampler(), 8, 8, predict=predict, precision="bf16")
 
 
-def test_stops_when_asked(identity: Any, config: Any) -> None:
-    answers = iter([False, False, True])
-    found = generate(network, identity, config.evaluation, SHAPE, 130, "cpu", should_stop=lambda: next(answers))
-    assert [start for start, _ in found] == [0, 44]
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_non_finite_images_are_refused(identity: Any, bad: float) -> None:
     with pytest.raises(NonFiniteError, match="non-finite values in generated images 0…7"):

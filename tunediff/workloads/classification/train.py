@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tunediff.core.errors import EvaluationStoppedError
 from tunediff.core.progress import Progress
 from tunediff.core.trial_record import NotFiniteError
 from tunediff.data.images import Images, in_unit_range, load
@@ -43,7 +42,7 @@ def train(trial: Trial) -> None:
         evaluator = HeldOutEvaluator(held_out, knobs.evaluation.batch_size, trial.world)
 
         def evaluate() -> dict[str, Any]:
-            metrics = evaluator(net, trial.should_stop)
+            metrics = evaluator(net)
             trial.show("confusion", evaluator.table)
             return {**metrics}
 
@@ -130,14 +129,11 @@ class HeldOutEvaluator:
         """Of the last evaluation, a row for each class: its number, its images, the share of them
         that is classified right, and how many of them were classified as which class."""
 
-    def __call__(
-        self, model: nn.Module, should_stop: Callable[[], bool] = lambda: False
-    ) -> dict[str, float]:
+    def __call__(self, model: nn.Module) -> dict[str, float]:
         """Return `accuracy`, the share classified right, and `validation_loss` in nats.
 
         In float32; the model is in evaluation mode and computes no gradients, as in every function
-        of `evaluate_with`. Raises, on all ranks at once, `NotFiniteError`, and
-        `EvaluationStoppedError` if `should_stop()` was true before all images were classified.
+        of `evaluate_with`. Raises, on all ranks at once, `NotFiniteError`.
         """
         world, count, size = self._world, len(self._labels), self._batch_size
         predicted = torch.zeros(count, dtype=torch.int64, device=world.device)
@@ -149,8 +145,6 @@ class HeldOutEvaluator:
         work = Progress("held-out images", count)
         for start in range(0, count, world.size * size):
             work.more(world.size * size * (start > 0))
-            if world.any(should_stop()):
-                raise EvaluationStoppedError(f"evaluation stopped after {start} of {count} images")
             rows = torch.arange(start + world.rank * size, start + (world.rank + 1) * size)
             logits, labels = self._logits(model, rows.clamp(max=count - 1))
             rows = rows[rows < count].to(world.device)

@@ -14,7 +14,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypedDict
 
 import torch
@@ -53,22 +53,18 @@ def generate(
     precision: Format = "fp32",
     rank: int = 0,
     world: int = 1,
-    should_stop: Callable[[], bool] | None = None,
     progress: OnStep | None = None,
 ) -> Iterator[tuple[int, Tensor]]:
     """Yield this rank's share of images 0…n−1: (first number, uint8 [b, C, H, W]).
 
     The ranks take batches in turn, all of one size (see `shares`): a compiled network is not
     compiled again for a smaller last batch. `precision` is the number format of `predict`, "fp32"
-    leaving it as it is; the sampler itself computes in float32. Ends early when
-    `should_stop()` is true. Raises `NonFiniteError`.
+    leaving it as it is; the sampler itself computes in float32. Raises `NonFiniteError`.
     """
     device = torch.device(device)
     noise = ImageNoise(evaluation.seed, shape, device)
     _, size = shares(n, world, evaluation.batch_size)
     for start in range(rank * size, n, world * size):
-        if should_stop is not None and should_stop():
-            return
         stop = start + size
         x0 = diffusion.sample(
             _in_float32(predict, device, precision),
@@ -236,20 +232,14 @@ class Evaluator:
         if evaluation.precision != "auto":
             self._format = evaluation.precision
 
-    def __call__(
-        self,
-        predict: Predict,
-        diffusion: Diffusion,
-        *,
-        should_stop: Callable[[], bool] | None = None,
-    ) -> Scores:
+    def __call__(self, predict: Predict, diffusion: Diffusion) -> Scores:
         """Return the scores of `evaluation.images` generated images, and the validation loss.
 
         `predict`: a network in evaluation mode, of which the first decides what
         `evaluation.precision: auto` is, unless `decide` was called.
 
         Raises, on all ranks at once, `NonFiniteError` (a ValueError) if images, features or errors
-        are not finite, and `EvaluationStoppedError` if `should_stop()` was true before the end.
+        are not finite.
         """
         self.decide(predict, diffusion)
         precision = self._format or "fp32"
@@ -262,9 +252,9 @@ class Evaluator:
         with Progress(f"sampling {count:,} images", steps, "steps") as progress:
             batches = generate(
                 predict, diffusion, protocol, self._shape, count, world.device, precision=precision,
-                rank=world.rank, world=world.size, should_stop=should_stop, progress=progress.step,
+                rank=world.rank, world=world.size, progress=progress.step,
             )  # fmt: skip
-            scores = self.judge((batch for _, batch in batches), count)
+            scores = self.judge(batch for _, batch in batches)
         losses: Losses = {}
         if self._held_out is not None:
             pixels, losses["validation_split"] = self._held_out

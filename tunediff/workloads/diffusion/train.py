@@ -98,7 +98,7 @@ def add_evaluation(
         def judged() -> dict[str, object]:
             if (choice := evaluator.decide(predict, process)) is not None:
                 trial.about(evaluation_format=choice)
-            scores = evaluator(predict, process, should_stop=trial.should_stop)
+            scores = evaluator(predict, process)
             trial.show("samples", evaluator.judge.last_images)
             return {**scores}
 
