@@ -27,6 +27,7 @@ def said(world):
         "sum": world.sum(tensor.clone()).tolist(),
         "mean": world.mean(torch.tensor([mine])).tolist(),
         "first": world.first(torch.tensor([mine])).tolist(),
+        "stack": world.stack(torch.tensor([mine])).tolist(),
         "gather": world.gather({"rank": world.rank}),
         "tell": world.tell({"rank": world.rank, "tensor": [mine]}),
         "gradients": (parameters[0].grad.tolist(), parameters[1].grad),
@@ -36,7 +37,7 @@ def said(world):
 def test_one_process_has_nobody_to_ask():
     assert said(CPU) == {
         "main": True, "agree": 1 / 3, "largest": -1 / 3, "any": (True, False), "total": 1 / 3,
-        "sum": torch.tensor([1.0, 0.1]).tolist(), "mean": [1.0], "first": [1.0],
+        "sum": torch.tensor([1.0, 0.1]).tolist(), "mean": [1.0], "first": [1.0], "stack": [[1.0]],
         "gather": [{"rank": 0}], "tell": {"rank": 0, "tensor": [1.0]}, "gradients": ([1.0, 10.0], None),
     }  # fmt: skip
 
@@ -47,7 +48,7 @@ def test_what_two_processes_agree_on(tmp_path):
     assert found[0] == found[1]
     assert found[0] == {
         "agree": 1 / 3, "largest": -1 / 3, "any": (True, False), "total": pytest.approx(1.0, abs=1e-12),
-        "sum": pytest.approx([3.0, 0.2]), "mean": [1.5], "first": [1.0],
+        "sum": pytest.approx([3.0, 0.2]), "mean": [1.5], "first": [1.0], "stack": [[1.0], [2.0]],
         "gather": [{"rank": 0}, {"rank": 1}], "tell": {"rank": 0, "tensor": [1.0]}, "gradients": ([1.5, 15.0], None),
     }  # fmt: skip
 

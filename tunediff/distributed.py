@@ -83,6 +83,14 @@ class World:
             dist.broadcast(tensor, src=rank)
         return tensor
 
+    def stack(self, tensor: Tensor) -> Tensor:
+        """Return all ranks' tensors, of one shape, in rank order: [ranks, …] on every rank."""
+        if self.size == 1:
+            return tensor[None]
+        every = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(every, tensor)
+        return torch.stack(every)
+
     def average_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Replace gradients of parameters outside the model by their mean over ranks."""
         for parameter in parameters if self.size > 1 else ():
