@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers import CPU, Dies, Hands, KilledError, Told, assert_equal, shipped_toy, timed, toy, train, weights
-from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network
+from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, Average, begin, error, loss_of, network, plain
 from tunediff import epochs, steps
 from tunediff.core.clock import Budget
 from tunediff.core.trial_record import NotFiniteError
