@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import itertools
 import re
+from collections import ChainMap
 from typing import Any
 
 import pandas as pd
@@ -174,10 +175,12 @@ def reproduce(about: ReportContext) -> list[Block]:
             )
         )
         blocks.append(block("pre", f"{export}\n{text.command('train', '--config', out, *budget)}"))
-    environment = dict(about.sessions[-1].environment) if about.sessions else {}
-    for trial in reversed(results.trials):
-        environment |= trial.environment if "device" in trial.environment else {}
-    known: dict[str, Any] = {words: environment.get(name) for name, words in HARDWARE.items()}
+    ran_on = [one.environment for one in results.trials if "device" in one.environment]
+    # Of what differs the first trial's, but for threads
+    environment = ChainMap[str, Any](*ran_on, *(one.environment for one in about.sessions[-1:]))
+    known: dict[str, Any] = {words: environment.get(name) for name, words in HARDWARE.items()} | {
+        HARDWARE["threads"]: [*{one["threads"]: None for one in ran_on if "threads" in one}]
+    }
     versions = environment.get("versions")
     known |= versions if isinstance(versions, dict) else {}
     cells = [
