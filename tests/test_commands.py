@@ -89,15 +89,6 @@ def test_a_knob_of_the_command_line_is_not_searched(file, capsys):
     assert json.loads(out)["space"].keys() == {"loader.batch_size"}
 
 
-@pytest.mark.parametrize(("unit", "hours"), [("wall", 8), ("device", 4)])
-def test_dry_run_says_how_many_device_hours_and_what_they_cost(file, capsys, unit, hours):
-    """Four trials of an hour: on one or two devices at most eight of theirs; of device-hours just four."""
-    grid = {"loader.batch_size": [64, 128], "parallel.workers": [1, 2]}
-    write_file(search=None, grid=grid, budget={"per_trial": "1h", "unit": unit, "price_per_device_hour": 2.5})
-    _, plan = planned(capsys, file, "--force")
-    assert (plan["device_hours"], plan["price"], plan["budget_unit"]) == (hours, 2.5 * hours, unit)
-
-
 def test_dry_run_says_what_judging_costs(file, capsys, monkeypatch, probe_says):
     write_file(confirm={"of": 2, "seeds": 3, "final": {"evaluation.images": 640, "evaluation.steps": 50}})
     measure_here(monkeypatch, seconds=29.0)

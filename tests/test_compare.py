@@ -249,30 +249,6 @@ def test_quiet_says_the_result_and_json_nothing_else(backend, capsys):
     assert sides.clock(told).along == told.rounds[0][1].along == "device_s"
 
 
-def test_seconds_to_a_target(backend, capsys):
-    """Values of about 2 and 1 at the only evaluation: both meet 3 there, after equal seconds."""
-    words = ["digits", "loader.batch_size=64", "--better", "time", "--pairs", "3", "--json"]
-    assert compare.main([*words, "--name", "x", "--target", "frechet<=3"]) == 10
-    result = json.loads(capsys.readouterr().out)
-    assert (result["metric"], result["direction"]) == ("seconds until frechet<=3", "min")
-    assert ([gate["shown"] for gate in result["sides"]["gates"]], result["candidates"][0]["values"]) == (
-        [True],
-        [60.0] * 3,
-    )
-    assert compare.main([*words, "--name", "y", "--target", "frechet<=1.5"]) == 10
-    missed = json.loads(capsys.readouterr().out)
-    assert ([one["missed"] for one in missed["candidates"]], missed["candidates"][0]["value"]) == ([3, 0], None)
-    assert "3 of 6 runs missed the target; ranked by sign test" in missed["summary"][0]
-
-
-def test_a_run_that_fails_ends_it(backend, capsys):
-    backend.ends = {"t0003": "oom"}
-    assert compare.main(["digits", "loader.batch_size=64", "--name", "x", "--seed", "500"]) == 12
-    out = capsys.readouterr().out
-    assert "B seed 501  oom  needs 9 GiB" in out
-    assert out.splitlines()[-1] == "B on seed 501 failed: oom: needs 9 GiB."
-
-
 # --------------------------------------------------------------------------------------------------- cost and progress
 @pytest.fixture
 def measured(probe_says):

@@ -1,21 +1,15 @@
 """The files under `examples/`: each trains, is judged, goes on and is searched, as a user's file is."""
 
 import re
-from collections import Counter
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.helpers import Dies, KilledError, Told, assert_equal, check_here, train, weights
 from tunediff import config as cfg
-from tunediff import sample, search
-from tunediff.core import trial_record as record
-from tunediff.core.journal import Journal
-from tunediff.training.weights import save
+from tunediff import search
 
 FOLDER = Path(__file__).parent.parent / "examples"
 NAMES = ["classifier", "control", "finetune", "flow", "ranker"]
@@ -64,50 +58,6 @@ def test_the_file_of_the_page_on_own_trainings_learns(tmp_path):
     assert 0.5 < told.points[-1]["accuracy"] <= 1.0
 
 
-@pytest.mark.nightly  # `test_sample.py` and `test_evaluate.py` draw from others
-def test_sample_draws_from_a_training_of_an_example(tmp_path, capsys, at_tmp_path):
-    """The same images in any batch size; the file of the workload runs only if the user says so."""
-    config, folder = example("flow", loader__batch_size=8), tmp_path / "ray_results" / "flow-run"
-    config = cfg.take_along(config, folder)
-    journal = Journal(folder)
-    journal.start(*cfg.identity(config), {}, 3.0)
-    journal.end(record.End("ok", seconds={"train": 3.0}, steps=1))
-    save(weights(train(config, samples=8)), folder / "weights.safetensors", {})
-
-    assert sample.main(["flow-run"]) == 2
-    assert "flow.py is not allowed: sample is for diffusion; allowed: diffusion, or" in capsys.readouterr().err
-    words = ["flow-run", "--images", "10"]
-    for option, message in (
-        ("--sampler=ddim", "--sampler: flow.py has no such option"),
-        ("--batch-size=0", "--batch-size: 0 is not allowed; allowed: a whole number of at least 1"),
-    ):
-        assert sample.main([*words[:2], option]) == 2
-        assert message in capsys.readouterr().err
-
-    assert sample.main(words) == 0
-    lines = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
-    assert (lines["images"], lines["sampler"], lines["seed"]) == ("10", "flow", "0")
-    assert lines["path"] == "ray_results/flow-run/samples-flow-run-flow.png"
-    assert np.asarray(Image.open(lines["path"])).shape == (2 * 34 + 2, 8 * 34 + 2)
-    arrays = []
-    for size in ("10", "4"):
-        assert sample.main([*words, "--batch-size", size, "--out", size]) == 0
-        arrays.append(np.stack([np.asarray(Image.open(file)) for file in sorted(Path(size).iterdir())]))
-    assert arrays[0].shape == (10, 8, 8)
-    assert arrays[0].std() > 10
-    assert np.abs(arrays[0].astype(int) - arrays[1]).max() <= 1
-
-
-def test_an_interrupted_example_ends_where_an_uninterrupted_one_does(tmp_path):
-    config, samples = example("classifier", dropout=0.3), 64 * 8
-    whole = train(config, samples=samples, folder=tmp_path / "whole", evaluates=True)
-    with pytest.raises(KilledError):
-        train(config, samples=samples, folder=tmp_path / "killed", evaluates=True, observer=Dies())
-    again = train(config, samples=samples, folder=tmp_path / "killed", evaluates=True)
-    assert again.points[-1]["accuracy"] == whole.points[-1]["accuracy"]
-    assert_equal(weights(whole), weights(again))
-
-
 def test_a_loop_that_collects_its_own_data_goes_on_exactly_and_trains_no_step_twice(tmp_path):
     config, samples, steps = example("control"), 16 * 32 * 4, []
     counting = register_optimizer_step_post_hook(lambda *_: steps.append(1))
@@ -145,22 +95,6 @@ def test_fine_tuning_lowers_the_loss_of_verbs_it_has_not_seen_and_goes_on_exactl
     assert_equal(weights(again), weights(whole))
     assert (tmp_path / "whole" / "checkpoint.pt").stat().st_size < 1.5 * 2**20, "the base alone has 2.7 MiB"
     assert any("lora_A" in name for name in whole.weights)
-
-
-def test_the_right_line_is_among_the_candidates_once_and_no_module_on_both_sides():
-    ranker = cfg.of(example("ranker")).code
-    modules = {(line, text): module for module, line, text in ranker.functions()}
-    sides = [ranker.pairs(8, held_out=held_out) for held_out in (False, True)]
-    learned, held_out = ({modules[lines[0], text] for text, lines in side} for side in sides)
-    assert not learned & held_out
-    sizes = Counter(modules.values())
-    module_of = {line: module for module, line, _ in ranker.functions()}
-    for text, lines in sides[0] + sides[1]:
-        module = modules[lines[0], text]
-        assert len(set(lines)) == 8
-        near = sum(module_of[line] == module for line in lines)
-        assert near == min(8, sizes[module]), "of the same module first"
-    assert len(sides[1]) > 300
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=SLOW) if name == "finetune" else name for name in NAMES])

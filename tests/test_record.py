@@ -90,17 +90,6 @@ def test_a_number_that_is_not_finite_is_as_if_it_was_not_measured(tmp_path):
     assert (found.value("error"), found.points[0].get("error"), "error" in found.points[0]) == (None, None, False)
 
 
-def test_role_and_seed_of_a_run_are_in_its_journal(tmp_path):
-    Journal(tmp_path / "t0004").start(*cfg.identity(toy(seed=7)), {"width": 4}, 1.0, role="confirm")
-    assert (read_trial(tmp_path / "t0004").role, read_trial(tmp_path / "t0004").seed) == ("confirm", 7)
-    (start,) = trial_record.events(tmp_path / "t0004")
-    assert (start["role"], start["seed"]) == ("confirm", 7)
-
-
-def test_no_journal_is_no_trial(tmp_path):
-    assert read_trial(tmp_path) is None
-
-
 def test_a_training_that_begins_anew_voids_what_was_measured(tmp_path):
     journal = Journal(tmp_path)
     journal.start(*cfg.identity(toy()), {}, 10.0)

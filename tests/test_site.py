@@ -62,16 +62,6 @@ def test_llms_txt_has_its_form_and_names_pages_that_exist():
     assert [link for link in links if not (ROOT / "docs" / link).is_file()] == []
 
 
-@pytest.mark.nightly
-def test_notebook_of_the_documentation_runs(tmp_path):
-    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
-    notebook = nbformat.read(ROOT / "docs" / "tutorials" / "search.ipynb", 4)
-    assert all(not cell.get("outputs") for cell in notebook.cells)
-    resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(notebook, resources=resources).execute()
-    assert (tmp_path / "ray_results" / "notebook" / "experiment.yaml").is_file()
-
-
 # ---------------------------------------------------------------------- the page of benchmarks holds what its rows give
 def test_tables_of_the_page_are_made_of_the_kept_rows():
     text = page.PAGE.read_text()

@@ -56,15 +56,6 @@ def test_a_run_leaves_nothing_to_the_next(reused):
     assert reused.unsafe in ("", "it has started threads (reader)")
 
 
-def test_parent_and_run_converse(reused):
-    run = reused.start(template_runs.converse, "!")
-    for word in ("one", "two"):
-        run.send(word)
-        assert run.receive() == f"{word}!"
-    run.send("stop")
-    assert run.receive() is None
-
-
 @pytest.mark.parametrize(
     ("function", "content", "reason"),
     [

@@ -140,6 +140,7 @@ def test_seconds_until_a_target_are_compared_after_a_check_that_needs_only_a_val
     assert compare.main([*words, "--target", "loss<=0.05"]) == 10
     missed = json.loads(capsys.readouterr().out)
     assert ([one["missed"] for one in missed["candidates"]], missed["state"]) == ([3, 3], "hopeless")
+    assert "6 of 6 runs missed the target; ranked by sign test" in missed["summary"][0]
     assert {run.status for run in trial_record.read_trials(Path(missed["files"]["results"]))} == {"missed"}
 
 
@@ -272,29 +273,27 @@ def test_values_of_a_parameter_have_one_type():
         values_of(["=3"], "x")
 
 
-def test_values_in_another_unit_are_no_values(program, capsys):
-    Path("train.py").write_text(NOISY.replace('print({"loss": f"{value:.4f}"})', "print(f'loss: {value} {UNIT}')"))
-    Path("train.py").write_text(
-        "UNIT = 'GB' if '100' in __import__('sys').argv else 'MB'\n" + Path("train.py").read_text()
-    )
-    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "sides")
-    assert (code, result["failure"]["reason"]) == (12, "its values are in GB, those of t0000 in MB")
-    Path("train.py").write_text(Path("train.py").read_text() + "\nif options.lr > 1: print('loss: 3%')")
-    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "run")
-    assert (code, "its unit changes from GB to %" in result["failure"]["reason"]) == (12, True)
+UNITS = "UNIT = 'GB' if '100' in __import__('sys').argv else 'MB'\n" + NOISY.replace(
+    'print({"loss": f"{value:.4f}"})', "print(f'loss: {value} {UNIT}')"
+)
+FAILED = {
+    "another unit than A's": (UNITS, "error", "its values are in GB, those of t0000 in MB"),
+    "two units": (UNITS + "\nif options.lr > 1: print('loss: 3%')", "error", "its unit changes from GB to %"),
+    "two metrics under one name": (
+        NOISY + "\nif options.lr > 1: print('train loss: 9.0 test loss: 0.1')\n",
+        "error", "is printed as loss and as test loss",
+    ),
+    "divergence": (NOISY + "\nif options.lr > 1: print('loss: nan')\n", "nan", "loss is nan"),
+}  # fmt: skip
 
 
-def test_values_of_two_metrics_under_one_name_are_no_values(program, capsys):
-    Path("train.py").write_text(NOISY + "\nif options.lr > 1: print('train loss: 9.0 test loss: 0.1')\n")
-    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "two")
-    assert (code, "is printed as loss and as test loss" in result["failure"]["reason"]) == (12, True)
-
-
-def test_a_side_that_diverges_has_failed(program, capsys):
-    Path("train.py").write_text(NOISY + "\nif options.lr > 1: print('loss: nan')\n")
-    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "nan")
-    assert (code, result["verdict"]) == (12, "failed")
-    assert result["failure"]["status"] == "nan"
+@pytest.mark.parametrize("name", FAILED)
+def test_a_side_without_values_has_failed(program, capsys, name):
+    text, status, reason = FAILED[name]
+    Path("train.py").write_text(text)
+    code, result = compared(capsys, "--run", RUN, "lr=1", "lr=100", "--name", "x")
+    assert (code, result["verdict"], result["failure"]["status"]) == (12, "failed", status)
+    assert reason in result["failure"]["reason"]
 
 
 def test_what_a_run_leaves_is_what_it_names(program, capsys):

@@ -68,10 +68,27 @@ def test_what_is_printed_after_the_budget_does_not_count(tmp_path):
     assert (reader.values, reader.curve.last()["loss"]) == (1, 1.0)
 
 
-def test_a_command_that_ends_by_itself_has_the_value_of_its_end(tmp_path):
-    program = "import sys\nprint('METRIC loss=3 acc=0.5'); print(f'METRIC loss={sys.argv[1]} acc=0.75')"
-    points, end = run(tmp_path, program, outcome="final")
-    assert (end.status, points[-1]["loss"], points[-1]["acc"]) == ("ok", 3.0, 0.75)
+ENDS = {
+    "two values": (
+        "import sys\nprint('METRIC loss=3 acc=0.5'); print(f'METRIC loss={sys.argv[1]} acc=0.75')",
+        {}, {"loss": 3.0, "acc": 0.75},
+    ),
+    "colours, no part of names and numbers": (
+        r"print('\x1b[1m\x1b[32mloss\x1b[0m: \x1b[33m1.25\x1b[0m')", {}, {"loss": 1.25},
+    ),
+    "its output is a file": (
+        "import os, time\nfile = os.open(os.environ['TUNEDIFF_FOLDER'] + '/m.json', os.O_CREAT | os.O_WRONLY)\n"
+        "os.closerange(0, 3)\ntime.sleep(0.5)\nos.write(file, b'{\"loss\": 0.5}')",
+        {"metrics": "{folder}/m.json"}, {"loss": 0.5},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_command_that_ends_by_itself_has_the_values_of_its_end(tmp_path, name):
+    program, settings, values = ENDS[name]
+    points, end = run(tmp_path, program, outcome="final", **settings)
+    assert (end.status, {name: points[-1][name] for name in values}) == ("ok", values)
 
 
 def test_the_seconds_until_the_target_are_the_outcome(tmp_path):
@@ -118,12 +135,6 @@ def test_a_failure_is_a_result_with_its_reason(tmp_path, name):
     assert reason in end.reason
 
 
-def test_colours_are_no_part_of_names_and_numbers(tmp_path):
-    program = r"print('\x1b[1m\x1b[32mloss\x1b[0m: \x1b[33m1.25\x1b[0m')"
-    points, end = run(tmp_path, program, outcome="final")
-    assert (end.status, points[-1]["loss"]) == ("ok", 1.25)
-
-
 def test_a_program_that_does_not_exist_is_a_failure(tmp_path):
     command = CommandDefinition(command=("no-such-program", "{seed}"), objective="loss")
     (end,) = execute(CommandRun(command, {}, 0, tmp_path, 1.0))
@@ -152,15 +163,6 @@ def test_a_command_that_hangs_at_its_start_ends_at_its_budget(tmp_path):
     _, end = run(tmp_path, "import time\ntime.sleep(1000)", 0.5)
     assert end.status == "error"
     assert "no value of loss" in end.reason
-
-
-def test_a_program_that_sends_its_output_to_a_file_runs_to_its_end(tmp_path):
-    program = (
-        "import os, time\nfile = os.open(os.environ['TUNEDIFF_FOLDER'] + '/m.json', os.O_CREAT | os.O_WRONLY)\n"
-        "os.closerange(0, 3)\ntime.sleep(0.5)\nos.write(file, b'{\"loss\": 0.5}')"
-    )
-    points, end = run(tmp_path, program, outcome="final", metrics="{folder}/m.json")
-    assert (end.status, points[-1]["loss"]) == ("ok", 0.5)
 
 
 def test_a_run_that_does_not_end_is_a_failure_with_its_words(tmp_path):

@@ -128,13 +128,3 @@ def test_its_proof_folders_are_verified(capsys):
         effect = json.loads(result.read_text())["candidates"][1]["effect"]
         row = next(line for line in PAGE if line.startswith(f"| {record} "))
         assert f"| {effect['value']:.4f} (" in row
-
-
-def test_the_official_order_of_algoperf_is_found():
-    official = [
-        "shampoo_submission", "schedule_free_adamw", "generalized_adam", "cyclic_lr", "nadamp", "baseline", "amos",
-        "caspr_adaptive", "lawa_queue", "lawa_ema", "schedule_free_prodigy",
-    ]  # fmt: skip
-    scores = public_records.scores(public_records.study_times())
-    assert sorted(scores, key=lambda name: -scores[name]) == official
-    assert round(scores["shampoo_submission"], 3) == 0.778

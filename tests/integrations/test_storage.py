@@ -254,10 +254,3 @@ def test_server_that_is_killed_gets_everything_when_it_is_back(service):
     elsewhere(folder)
     assert search_space.folder_of("night", remote.local(address)) == folder
     assert [point.flat for point in read_trial(folder / "trials" / "t0000").points] == before
-
-
-@pytest.mark.nightly
-def test_bucket_that_does_not_exist_is_refused(service):
-    address = f"{service.scheme}://none/prefix"
-    with pytest.raises(ConfigError, match=f"--storage: {address} cannot be written: "):
-        remote.check(remote.local(address))

@@ -8,7 +8,6 @@ import types
 from pathlib import Path
 from unittest import mock
 
-import pytest
 import torch
 import torch.nn.functional as F
 import yaml
@@ -128,18 +127,6 @@ ELSEWHERE = {
 """Files whose branches read what a profiler of a GPU has written: tests that make it up."""
 
 
-def test_captured_training_on_a_gpu_that_is_not_there_equals_that_of_a_cpu():
-    with fake_cuda() as cuda:
-        on_gpu = weights(captured_training_equals_that_of_a_cpu(cuda))
-    assert_equal(on_gpu, weights(train(tiny(**EXACT), samples=FEW)))
-
-
-@pytest.mark.parametrize("exercise", EXERCISES[1:], ids=lambda exercise: exercise.__name__)
-def test_on_a_gpu_that_is_not_there(exercise):
-    with fake_cuda() as cuda:
-        exercise(cuda)
-
-
 def test_train_on_a_gpu_captures_unless_it_is_told_otherwise(tmp_path):
     def asked(config, *words):
         options = TrainOptions(config=Path(config), words=words, samples=8, out=tmp_path / "out")
@@ -206,11 +193,13 @@ def lines_of(call):
     return lines
 
 
-def test_each_branch_on_cuda_is_entered_by_a_test():
+def test_each_branch_on_cuda_is_entered_by_an_exercise_and_learns_what_a_cpu_learns():
+    found = []
+
     def exercises():
         for exercise in EXERCISES:
             with fake_cuda() as cuda:
-                exercise(cuda)
+                found.append(exercise(cuda))
         ranks, group = mock.patch.dict(os.environ, WORLD_SIZE="2", RANK="0"), mock.patch.object(distributed, "dist")
         with ranks, group, distributed.world_of_environment():
             pass
@@ -225,3 +214,4 @@ def test_each_branch_on_cuda_is_entered_by_a_test():
         if not all((str(path), first) in entered for first in firsts)
     ]
     assert missed == []
+    assert_equal(weights(found[0]), weights(train(tiny(**EXACT), samples=FEW)))
