@@ -51,6 +51,14 @@ def test_a_limit_below_one_trial_costs_one_trial_per_slot(tmp_path):
     assert values["disk_mib"] == pytest.approx(4 * 1000 * (1 + 8) / 2**20)
 
 
+@pytest.mark.parametrize(("unit", "hours"), [("wall", 8), ("device", 4)])
+def test_devices_share_a_budget_in_device_seconds_and_no_other(tmp_path, unit, hours):
+    """Four trials of an hour on one or two devices."""
+    budget = {"per_trial": "1h", "trials": 4, "unit": unit, "price_per_device_hour": 2.5}
+    values = planned(tmp_path / "night", search={"parallel.workers": [1, 2]}, budget=budget)
+    assert (values["device_hours"], values["price"]) == (hours, 2.5 * hours)
+
+
 def test_the_disk_holds_all_weights_and_the_checkpoints_under_way(tmp_path):
     """Of float32: 4 bytes a parameter for each run; 16 for a checkpoint (weights, averages, two moments), of which
     there are two while one is written."""
