@@ -57,12 +57,7 @@ class FeatureStatistics:
 
     @property
     def cov(self) -> Tensor:
-        """Return the covariance, float64 [d, d], unbiased (divided by N − 1).
-
-        Raises ValueError for fewer than two vectors.
-        """
-        if self.count < 2:
-            raise ValueError(f"a covariance needs at least 2 feature vectors, not {self.count}")
+        """Return the covariance of two vectors or more, float64 [d, d], divided by N − 1."""
         mean, products = self.mean, self._sums[1 + self._dim :].view(self._dim, self._dim)
         return (products - self._sums[0] * torch.outer(mean, mean)) / (self._sums[0] - 1)
 
@@ -124,10 +119,8 @@ def kid(
     (x·y/d + 1)³ (Bińkowski et al. 2018, arXiv 1801.01401, §3 and appendix D).
 
     Features are [n, d] and [m, d]; subsets are drawn as torch-fidelity draws them, so that the same
-    seed gives its number. Raises ValueError if a subset is larger than a set, or smaller than 2.
+    seed gives its number. A subset has two features or more, and at most those of a set.
     """
-    if not 2 <= subset_size <= min(len(a), len(b)):
-        raise ValueError(f"subset_size must lie in 2…{min(len(a), len(b))}, not {subset_size}")
     a, b = a.double(), b.double().to(a.device)
     random = np.random.RandomState(seed)
     chosen_a, chosen_b = a.new_zeros(subsets, len(a)), a.new_zeros(subsets, len(b))

@@ -88,8 +88,8 @@ class WandbRun:
     package: ClassVar[str] = "wandb"
 
     def __init__(self, run: Run) -> None:
-        self._wandb = importlib.import_module("wandb")
-        self._run = self._wandb.init(
+        self._service = importlib.import_module("wandb")
+        self._run = self._service.init(
             project=_project("WANDB_PROJECT"),
             name=run.name,
             group=run.folder.name,
@@ -112,11 +112,11 @@ class WandbRun:
         self._run.log(dict(values), step=samples)
 
     def image(self, path: Path, samples: int) -> None:
-        self._run.log({path.stem: self._wandb.Image(str(path))}, step=samples)
+        self._run.log({path.stem: self._service.Image(str(path))}, step=samples)
 
     def end(self, values: Mapping[str, Any], files: Sequence[Path]) -> None:
         for path in files:
-            self._run.log({path.stem: self._wandb.Html(str(path))})
+            self._run.log({path.stem: self._service.Html(str(path))})
         self._run.summary.update(dict(values))
         self._run.finish(exit_code=int(values["status"] not in _SUCCESSES))
 
@@ -125,15 +125,15 @@ class WandbRun:
         self._run.finish(exit_code=1)
 
 
-class TrackioRun:
+class TrackioRun(WandbRun):
     """Trackio's local database, or the Space or server that its own variables name."""
 
     package: ClassVar[str] = "trackio"
 
     def __init__(self, run: Run) -> None:
-        self._trackio = importlib.import_module("trackio")
+        self._service = importlib.import_module("trackio")
         group = run.folder.name
-        self._run = self._trackio.init(
+        self._run = self._service.init(
             project=_project("TRACKIO_PROJECT"),
             name=run.name if run.kind in ("search", "training") else f"{group}/{run.name}",
             group=group,
@@ -143,12 +143,6 @@ class TrackioRun:
             auto_log_gpu=False,
             auto_log_cpu=False,
         )
-
-    def log(self, values: Mapping[str, float], samples: int) -> None:
-        self._run.log(dict(values), step=samples)
-
-    def image(self, path: Path, samples: int) -> None:
-        self._run.log({path.stem: self._trackio.Image(str(path))}, step=samples)
 
     def end(self, values: Mapping[str, Any], files: Sequence[Path]) -> None:
         self._run.log(dict(values))

@@ -234,14 +234,3 @@ def test_uncertainty_continues_from_its_state() -> None:
     assert torch.equal(other.table(), before)
     other.load_state_dict(state)
     assert torch.equal(other.table(), before)
-    with pytest.raises(ValueError, match="128 channels in the checkpoint, 64 here"):
-        learned(steps=50, channels=64).load_state_dict(state)
-
-
-def test_a_static_weighting_refuses_the_state_of_a_learned_one() -> None:
-    found = build_weighting(methods.P2(), Diffusion(knobs.Process(steps=10)))
-    assert (found.parameters(), found.state_dict()) == ([], {})
-    assert found.learning_loss(torch.arange(10), torch.ones(10)) is None
-    found.load_state_dict({})
-    with pytest.raises(ValueError, match="has no state; found map"):
-        found.load_state_dict(learned(steps=10).state_dict())

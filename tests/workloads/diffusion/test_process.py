@@ -114,12 +114,6 @@ def test_timesteps_are_as_many_as_asked_for_and_distinct(skip: Skip, length: int
         assert length / 2 - 1 <= chosen[-1] < length
 
 
-@pytest.mark.parametrize("steps", [0, 1001])
-def test_timesteps_out_of_range(steps: int) -> None:
-    with pytest.raises(ValueError, match="1…1000"):
-        LINEAR.timesteps(steps, "linear")
-
-
 # -------------------------------------------------------------------------------------------------------------- steps
 def test_ancestral_step() -> None:
     x_t, noise = torch.full((1, 1, 1, 1), 0.5), torch.full((1, 1, 1, 1), 2.0)

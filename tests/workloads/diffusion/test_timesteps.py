@@ -270,19 +270,6 @@ def test_several_batches_are_learned_from_at_once(refresh_every: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "other", "key"),
-    [
-        (methods.LossSecondMoment(history=5), methods.LossSecondMoment(), r"10.*5"),
-        (methods.Uniform(), methods.LossSecondMoment(), "history, counts"),
-        (methods.InfoNoise(bins=5), methods.InfoNoise(), "bins"), (methods.BetaPolicy(scan=5), methods.BetaPolicy(), "scan"),
-    ],
-)  # fmt: skip
-def test_state_of_another_configuration_is_refused(own: Any, other: Any, key: str) -> None:
-    with pytest.raises(ValueError, match=key):
-        build(own).load_state_dict(build(other).state_dict())
-
-
-@pytest.mark.parametrize(
     ("values", "reason"),
     [
         ({"timesteps.name": "logit_normal", "timesteps.importance_correction": 0.5}, "uniform_share"),

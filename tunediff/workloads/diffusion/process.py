@@ -213,10 +213,8 @@ class Diffusion:
           ends; made distinct likewise.
         - A single step is T−1, where the pure noise it starts from belongs.
 
-        Raises `ValueError` unless 1 ≤ `steps` ≤ T.
+        1 ≤ `steps` ≤ T.
         """
-        if not 1 <= steps <= self.steps:
-            raise ValueError(f"steps: {steps} is not in 1…{self.steps}")
         if steps == 1:
             return [self.steps - 1]
         if skip == "linear":

@@ -5,7 +5,7 @@ that are trained anyway.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -86,9 +86,7 @@ class TimestepSampler:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue exactly from `state_dict`. Raises `ValueError` for another configuration."""
-        if state:
-            raise ValueError(f"{type(self).__name__} has no state; found {', '.join(state)}")
+        """Continue exactly from `state_dict`, of a sampler with the same knobs."""
 
 
 class UniformSampler(TimestepSampler):
@@ -214,8 +212,8 @@ class Adaptive(TableSampler):
     0: other GPUs, or one that sums in another order, round differently.
     """
 
-    BUFFERS: ClassVar[Mapping[str, str]]
-    """Tensors of the state by attribute without `_`, with descriptions for messages."""
+    BUFFERS: ClassVar[Sequence[str]]
+    """Tensors of the state: attributes without `_`."""
 
     def __init__(self, knobs: Any, diffusion: Diffusion, channels: int, world: World) -> None:
         super().__init__(knobs, diffusion, channels, world)
@@ -265,12 +263,7 @@ class Adaptive(TableSampler):
         return {"pending": self._gathered()} | learned
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        for name, description in self.BUFFERS.items():
-            shape, expected = tuple(state[name].shape), tuple(getattr(self, f"_{name}").shape)
-            if shape != expected:
-                raise ValueError(
-                    f"{description} of shape {shape} does not fit; expected {expected}"
-                )
+        for name in self.BUFFERS:
             getattr(self, f"_{name}").copy_(state[name])
         # [batches, 3, b of all ranks]: divided among the ranks of now, however many there were.
         pending = state["pending"].permute(1, 2, 0, 3).flatten(2)
@@ -286,7 +279,7 @@ class LossSecondMomentSampler(Adaptive):
     has H losses, and while a remembered loss is not finite or all are zero.
     """
 
-    BUFFERS: ClassVar = {"history": "loss history (T, history)", "counts": "losses seen (T)"}
+    BUFFERS = ("history", "counts")
 
     def __init__(
         self, knobs: methods.LossSecondMoment, diffusion: Diffusion, channels: int, world: World
@@ -336,7 +329,7 @@ class InfoNoiseSampler(Adaptive):
     """
 
     GATE_POWER = 3
-    BUFFERS: ClassVar = {"sums": "running means (2, bins)"}
+    BUFFERS = ("sums",)
 
     def __init__(
         self, knobs: methods.InfoNoise, diffusion: Diffusion, channels: int, world: World

@@ -174,11 +174,6 @@ class BetaPolicySampler(TimestepSampler):
         return copy.deepcopy(state)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        shape = (*state["queue"].shape, len(state["selected"]))
-        expected = (*self._queue.shape, len(self._selected))
-        if shape != expected:
-            sizes = f"(queue, scan, selected) = {shape}"
-            raise ValueError(f"a policy with {sizes} does not fit; expected {expected}")
         self._policy.load_state_dict(state["policy"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._queue.copy_(state["queue"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,10 +81,7 @@ class WienerSampler(Adaptive):
     the last quarter of the training, when the learning rate is low, is all uniform t.
     """
 
-    BUFFERS: ClassVar = {
-        "means": "running means (half-lives, 2)",
-        "times": "growth of the width ()",
-    }
+    BUFFERS = ("means", "times")
 
     def __init__(
         self, knobs: methods.Wiener, diffusion: Diffusion, channels: int, world: World
