@@ -11,6 +11,7 @@ import functools
 import hashlib
 import importlib.util
 import linecache
+import operator
 import os
 import site
 import sys
@@ -24,6 +25,7 @@ from unittest import mock
 
 from tunediff.config.knobs import ConfigError, refuse
 from tunediff.core.errors import TunediffError
+from tunediff.core.files import write_atomically
 from tunediff.core.text import shown, truncate
 
 MARK = "tunediff_modules.json"
@@ -111,11 +113,8 @@ class Code:
         )
         refuse(conflict, f"{folder}: is of another workload already; choose another folder")
         for path, content in self.contents.items():
-            target = folder / path
-            target.parent.mkdir(parents=True, exist_ok=True)
-            new = target.with_name(f".{target.name}.{os.getpid()}")
-            new.write_bytes(content)
-            new.replace(target)  # several processes may write it
+            # several processes may write it
+            write_atomically(folder / path, operator.methodcaller("write", content))
         (folder / MARK).touch()
         if any(word in content for content in self.contents.values() for word in _LOOKS_BESIDE):
             _link_data(self.root, folder, folder)

@@ -22,7 +22,6 @@ from tunediff.config.schema import (
     to_dict,
     with_absolute_paths,
 )
-from tunediff.core import text
 from tunediff.core.files import FORMAT, check_format
 
 FORMAT_KEY = "tunediff_format"
@@ -63,7 +62,6 @@ for _class in (_UniqueKeyLoader, _Dumper):
 
 def read_yaml(path: Path) -> Lines:
     """Return the mapping in a YAML file. Raises `ConfigError` for anything else."""
-    refuse(path.is_dir(), f"{path}: is a folder, not a file")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
     except OSError as error:
@@ -93,12 +91,6 @@ def load(path: Path, words: Sequence[str] = ()) -> Any:
     Raises `ConfigError`.
     """
     content = read_yaml(path)
-    is_search = "budget" in content and {"search", "grid", "trials", "ladder"} & content.keys()
-    refuse(
-        is_search,
-        f"{path}: is a search file, not a configuration; its best one is what"
-        f" {text.command('export', 'NAME')} writes",
-    )
     schema = workload.named_in(content, str(path), path.absolute().parent).schema
     knobs = flatten(content, str(path))
     config = override(schema.default(), knobs, where=str(path), check=not words)

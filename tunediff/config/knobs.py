@@ -168,8 +168,6 @@ def _explain(detail: Any, section: type, where: str) -> str:
     if kind in ("extra_forbidden", "unexpected_keyword_argument", "invalid_key"):
         hint = nearest(str(path[0]), vars(section)["__pydantic_fields__"])
         return f"{where}: {path[0]}: no such key; {hint}"
-    if path[-1:] == ("[key]",):
-        return f"{where}: {path[0]}: {value!r} is not allowed as a key; allowed: a word"
     place = where + "".join(f"[{part}]" if isinstance(part, int) else f": {part}" for part in path)
     if kind == "missing":
         return f"{place}: is missing"

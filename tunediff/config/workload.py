@@ -238,12 +238,6 @@ def _users(name: str, version: str) -> Workload:
         getattr(workload.declared, part, None) for part in ("Knobs", "OBJECTIVE", "train")
     )
     refuse(not inspect.isclass(knobs), f"{place}: {NO_KNOBS}")
-    if (
-        not dataclasses.is_dataclass(knobs)
-        and knobs.__bases__ == (object,)
-        and inspect.get_annotations(knobs)
-    ):
-        dataclasses.dataclass(frozen=True)(knobs)  # a plain class of annotated fields
     metric = 'OBJECTIVE = Metric("accuracy", "max")'
     refuse(
         not isinstance(objective, Metric),

@@ -131,8 +131,4 @@ def to_json(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "item"):
-        return value.item()
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{value!r} cannot be written to a journal")
+    return value.item() if hasattr(value, "item") else os.fspath(value)

@@ -11,8 +11,8 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Knob, Lines, Schema, Values
-from tunediff.config.knobs import refuse
-from tunediff.search_space.sections import DimensionSection, checked
+from tunediff.config.knobs import refuse, validated
+from tunediff.search_space.sections import DimensionSection
 
 SHOWN = 20
 """Most choices of a knob that are shown."""
@@ -154,9 +154,8 @@ def combinations(dimensions: Sequence[Dimension], point: Values) -> Iterator[Val
 # ---- reading
 def same_everywhere(name: str) -> str:
     """Return why a knob cannot be searched, and what to do instead."""
-    hint = "; to run every point with several seeds, write seeds: 3" if name == "seed" else ""
     protocol = ", as part of the evaluation protocol" if name.startswith("evaluation.") else ""
-    return f"must be the same in every trial{protocol}; put it under fixed:{hint}"
+    return f"must be the same in every trial{protocol}; put it under fixed:"
 
 
 def spread(content: Lines, where: str) -> Lines:
@@ -209,7 +208,7 @@ class SearchedKnobs:
             refuse(
                 not isinstance(spec, dict), f"{where}: {spec!r} is not a space; allowed: {space}"
             )
-            fields = checked(DimensionSection, spec, where)
+            fields = validated(DimensionSection, spec, where)
             if (when := self._when(knob, fields.when, where)) is None:
                 self.idle.add(name)
                 continue

@@ -19,7 +19,7 @@ from typing import Any
 
 from tunediff import config as cfg
 from tunediff.config import ConfigError, Lines, Metric, Schema, Values, Workload
-from tunediff.config.knobs import refuse
+from tunediff.config.knobs import refuse, validated
 from tunediff.core import text
 from tunediff.core.target import Target
 from tunediff.search_space.content import read, start
@@ -49,7 +49,6 @@ from tunediff.search_space.sections import (
     ObjectiveSection,
     RunOptions,
     SearchFile,
-    checked,
     objective_section,
     parse_study,
 )
@@ -71,11 +70,8 @@ def parse(
 
     `folder`: where `workload:` is looked up; `words` and `budget` as in `load`.
     """
-    search_keys = {"budget", "search", "grid", "trials", "ladder"} & content.keys()
-    config = "is a configuration, not a search file; a search file names it after workload:"
-    refuse("workload" in content and len(content) > 1 and not search_keys, f"{source}: {config}")
     # Sections, baseline and objective
-    file = checked(SearchFile, dict(content), source)
+    file = validated(SearchFile, dict(content), source)
     for form in ("search", "grid"):
         if knobs := getattr(file, form):
             named: Lines = {form: spread(knobs, f"{source}: {form}")}
@@ -95,7 +91,7 @@ def parse(
     listed = listed_fields(file, kind, source, runs, trials, baseline.seed)
     confirm = table = None
     if file.confirm is not None:
-        confirm = checked(Confirm, file.confirm, f"{source}: confirm")
+        confirm = validated(Confirm, file.confirm, f"{source}: confirm")
     if file.study is not None:
         ladder = kind == "ladder"
         table = parse_study(file.study, source, workload, ladder, file.operations)
@@ -129,21 +125,15 @@ def _kind(file: SearchFile, source: str) -> str:
         "ladder": "has no rung; e.g. bf16: {precision.amp: bf16}",
     }
     kinds = [kind for kind in empty if getattr(file, kind) is not None]
-    more = ""
-    if file.workload is not None and cfg.is_users(file.workload.partition(":")[0]):
-        more = " (search: may be left out where the workload's Knobs have a Range or a Choice)"
     needed = "exactly one of search:, grid:, trials: and ladder: is needed"
-    refuse(len(kinds) != 1, f"{source}: {needed}{more}, found {kinds or 'none'}")
+    refuse(len(kinds) != 1, f"{source}: {needed}, found {kinds or 'none'}")
     refuse(not getattr(file, kinds[0]), f"{source}: {kinds[0]}: {empty[kinds[0]]}")
     return kinds[0]
 
 
 def _baseline(file: SearchFile, source: str, folder: Path, words: Sequence[str]) -> Any:
     """Return the configuration from which a search starts. Raises `ConfigError`."""
-    names = ", ".join(cfg.baseline_names())
-    missing = f"workload: is missing; allowed: {names}, mine.py, or a configuration"
-    refuse(file.workload is None, f"{source}: {missing}")
-    base = start(str(file.workload), source, folder)
+    base = start(file.workload, source, folder)
     overrides = cfg.parse_overrides(words, base.schema)
     fixed = cfg.flatten(file.fixed, f"{source}: fixed")
     starting = cfg.flatten(file.baseline, f"{source}: baseline")
@@ -170,7 +160,7 @@ def _objective(
     pair = f"one of {names}, or a list of one of these and one of {', '.join(COSTS)}"
     fits = not isinstance(content, list) or len(content) == 2
     refuse(not fits, f"{where}: {content!r} is not allowed; allowed: {pair}")
-    section = checked(ObjectiveSection, objective_section(content), where)
+    section = validated(ObjectiveSection, objective_section(content), where)
     name = evaluated.name if section.metric is None else section.metric
     refuse(name not in metrics, f"{where}: metric: {name!r} is not allowed; allowed: {names}")
     mode = metrics[name].mode
@@ -193,7 +183,7 @@ def _budget(
 ) -> SearchBudget:
     """Return the budget that a file's `budget:` describes. Raises `ConfigError`."""
     where, rate = f"{source}: budget", metric == RATE
-    limits = checked(BudgetSection, content, where)
+    limits = validated(BudgetSection, content, where)
     missing = limits.trials is None and kind == "search"
     refuse(missing, f"{where}: trials: is missing; how many trials to run, e.g. 40")
     price = limits.price_per_device_hour

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 from pydantic import BeforeValidator
@@ -36,7 +36,6 @@ Cost = Literal["peak_memory_mib", "device_s", "price"]
 COSTS: tuple[str, ...] = get_args(Cost)
 """Allowed second objectives, which are minimized: device memory, seconds × devices and
 price."""
-T = TypeVar("T")
 
 
 def _seconds(value: Any) -> float:
@@ -81,7 +80,9 @@ class RunOptions:
 class SearchFile(RunOptions):
     """A search file; None: the key is absent."""
 
-    workload: Str | None = None  # a baseline, a user's file, or a configuration such as best.yaml
+    workload: Str = dataclasses.field(
+        kw_only=True
+    )  # a baseline, a user's file, or a configuration such as best.yaml
     warm_start: Str | None = None  # an earlier search, whose best points are tried first
     objective: Any = None
     budget: Lines = dataclasses.field(default_factory=dict)
@@ -152,16 +153,6 @@ class StudySection:
     title: Str = ""
     x: Str | None = None
     y: Annotated[tuple[Str, ...], BeforeValidator(lambda y: (y,) if isinstance(y, str) else y)] = ()
-
-
-def checked(shape: type[T], content: Mapping[str, Any], where: str) -> T:
-    """Return the content as a section of that shape. Raises `ConfigError` with one line per key."""
-    section = validated(shape, content, where)
-    for key, value in content.items():
-        refuse(
-            value is None, f"{where}: {key}: None is not allowed; allowed: a value, or no such line"
-        )
-    return section
 
 
 # ---- the section study:
@@ -290,7 +281,7 @@ def parse_study(
     Raises `ConfigError` that names file, key, value and the allowed values.
     """
     where, knobs = f"{source}: study", workload.schema.knobs
-    lines = dataclasses.asdict(checked(StudySection, content, where))
+    lines = dataclasses.asdict(validated(StudySection, content, where))
     study = Study(**lines, numbers=cfg.quantities(workload) | in_units(DERIVED, workload.unit))
     _check_names(study, where, workload)
     # The table fits what is measured
