@@ -213,12 +213,6 @@ REFUSED = [
     (studied(axes={"x": ["a", "b"], "y": "epoch_s"}), "study: x: ['a', 'b']"),
     (studied(axes={"x": "batch", "y": "epoch_s"}), "study: x: 'batch': no such knob or measured number"),
     (studied(axes={"x": "loader.batch_siz", "y": "epoch_s"}), "study: x: 'loader.batch_siz': no such knob or measured number; did you mean loader.batch_size"),
-    (studied(axes={"x": "precision.amp", "y": "epoch_s"}), "study: x: 'precision.amp' holds no numbers; without x: there is a bar for each"),
-    (studied(axes={"x": "loader.batch_size"}), "study: x: 'loader.batch_size' needs y: as well, e.g. y: samples_per_s"),
-    (rungs(("a", {"precision.amp": "bf16"}), study={"columns": ["status"], "y": ["epoch_s", "step_s"]}),
-     "study: y: epoch_s, step_s: the figure of a ladder needs one name under y:, and no x:"),
-    (rungs(("a", {"precision.amp": "bf16"}), study={"columns": ["status"], "y": "epoch_s", "x": "step_s"}),
-     "study: x: step_s: the figure of a ladder needs one name under y:, and no x:"),
 ]  # fmt: skip
 
 

@@ -182,9 +182,6 @@ class Compile:
             yield "compile.mode", "CUDA graphs need a GPU; it compiles as default does"
 
 
-_COPIES = "parallel.strategy = dp copies the model in every step"
-
-
 @section
 class Parallel:
     """How several processes train one model (gloo on CPU, NCCL on GPU)."""
@@ -249,7 +246,10 @@ class Parallel:
             why = "passes of an accumulation that average nothing are another graph"
             raise Refusal("parallel.static_graph", why)
         if self.together and config.memory.checkpoint > 0:
-            why = f"{_COPIES}, whose blocks would run those of one GPU; use 0, or ddp"
+            why = (
+                "parallel.strategy = dp copies the model in every step, whose blocks would run"
+                " those of one GPU; use 0, or ddp"
+            )
             raise Refusal("memory.checkpoint", why)
 
     def _check_pipeline(self, config: Systems, compiled_whole: bool) -> None:

@@ -82,12 +82,12 @@ def hardware(environment: Mapping[str, Any]) -> str:
     if device is None:
         return ""
     if device == "cpu":
-        name, features = environment.get("cpu", "CPU"), _words(environment, "cpu_features")
+        name, features = environment.get("cpu", "CPU"), environment.get("cpu_features", ())
         available = [[feature for feature in ladder if feature in features] for ladder in _LADDERS]
         details = [ladder[-1] for ladder in available if ladder]
     else:
         name = device
-        cards = [line.split(", ") for line in _words(environment, "gpus")]
+        cards = [line.split(", ") for line in environment.get("gpus", ())]
         limits = dict.fromkeys(card[1] for card in cards if card[0] == device and len(card) > 1)
         details = [re.sub(r"\.0+ W$", " W", limit) for limit in limits]
     return f"{name} ({', '.join(details)})" if details else str(name)
@@ -96,11 +96,6 @@ def hardware(environment: Mapping[str, Any]) -> str:
 def install_command(extra: str) -> str:
     """Return the command that adds an extra to this installation."""
     return f"pip install '.[{extra}]' in the folder of tunediff"
-
-
-def _words(environment: Mapping[str, Any], name: str) -> list[str]:
-    """Return a list of a recorded environment as strings; [] where nothing is known."""
-    return [str(item) for item in environment.get(name, ())]
 
 
 def _cpu() -> tuple[str, list[str]]:

@@ -64,10 +64,12 @@ class Options(Section):
 
         def __init__(self, **values: Any) -> None:
             """Raises `ConfigError` for a value that an option cannot have."""
-            given = {name: value for name, value in values.items() if value is not None}
-            for name, value in given.items():
-                if getattr(value, "ndim", None) == 0:  # numbers of numpy, as tables have them
-                    given[name] = value.item()
+            # numbers of numpy, as tables have them
+            plain = {
+                name: value.item() if getattr(value, "ndim", None) == 0 else value
+                for name, value in values.items()
+            }
+            given = {name: value for name, value in plain.items() if value is not None}
             try:
                 super().__init__(**given)
             except pydantic.ValidationError as error:

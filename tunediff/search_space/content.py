@@ -136,10 +136,9 @@ class _Derived:
 
     def _choices(self, name: str, form: str) -> list[Any]:
         if form == "grid" and name.startswith("parallel."):
-            example = {"parallel.workers": "[1, 2, 4]"}.get(name, "[ddp, fsdp]")
-            unknown = f"what a cluster has is not known beforehand; allowed: a list, e.g. {example}"
-            where = f"{self.path}: grid: {name}: 'all' is not allowed with --address"
-            refuse(name not in self.machine, f"{where}: {unknown}")
+            unknown = "'all' is not allowed with --address, whose nodes are not known yet"
+            where = f"{self.path}: grid: {name}: {unknown}; allowed: a list of values"
+            refuse(name not in self.machine, where)
             return self.machine[name]
         where = f"{self.path}: {form}"
         choices = self.schema.knob(name, where).choices

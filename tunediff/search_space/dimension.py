@@ -14,8 +14,6 @@ from tunediff.config import ConfigError, Knob, Lines, Schema, Values
 from tunediff.config.knobs import refuse, validated
 from tunediff.search_space.sections import DimensionSection
 
-SHOWN = 20
-"""Most choices of a knob that are shown."""
 MOST_CHOICES = 1000
 """Limit: beyond it, reading a file takes minutes."""
 When = dict[str, tuple[Any, ...]]
@@ -76,8 +74,7 @@ class Dimension:
     def __str__(self) -> str:
         when = f" when {self.condition}" if self.when else ""
         if self.choices is not None:
-            more = f", … ({len(self.choices):,} in all)" * (len(self.choices) > SHOWN)
-            return f"[{', '.join(map(str, self.choices[:SHOWN]))}{more}]{when}"
+            return f"[{', '.join(map(str, self.choices))}]{when}"
         step = f" in steps of {self.step:g}" if self.step else ""
         return f"{self.low:g} … {self.high:g}{step}{' (log)' if self.log else ''}{when}"
 

@@ -59,16 +59,20 @@ class SearchBudget:
     @property
     def lines(self) -> Lines:
         """Return the section `budget:` of a search file."""
-        limits = {
-            "per_trial": self.per_trial_s, "total": self.total_s, "deadline": self.deadline_s
-        }  # fmt: skip
-        given = {key: limit for key, limit in limits.items() if limit is not None}
-        lines: Lines = {key: text.format_exact(limit) for key, limit in given.items()}
-        lines |= {"trials": self.trials, "compile": "charged" if self.compile_charged else "free"}
-        lines |= {"setup": "charged"} if self.setup_charged else {}
-        lines["unit"] = self.unit
-        price = self.price_per_device_hour
-        return lines | ({"price_per_device_hour": price} if price else {})
+        seconds = {
+            "per_trial": self.per_trial_s,
+            "total": self.total_s,
+            "deadline": self.deadline_s,
+        }
+        others = {
+            "trials": self.trials,
+            "compile": "charged" if self.compile_charged else "free",
+            "setup": "charged" if self.setup_charged else None,
+            "unit": self.unit,
+            "price_per_device_hour": self.price_per_device_hour,
+        }
+        lines = {key: text.format_exact(limit) for key, limit in seconds.items() if limit}
+        return lines | {key: value for key, value in others.items() if value is not None}
 
     def of(self, devices: int) -> Budget:
         """Return the budget of one trial on `devices` devices."""

@@ -93,8 +93,7 @@ def parse(
     if file.confirm is not None:
         confirm = validated(Confirm, file.confirm, f"{source}: confirm")
     if file.study is not None:
-        ladder = kind == "ladder"
-        table = parse_study(file.study, source, workload, ladder, file.operations)
+        table = parse_study(file.study, source, workload, file.operations)
     space = SearchSpace(
         **{field.name: getattr(file, field.name) for field in dataclasses.fields(RunOptions)},
         source=source,

@@ -273,14 +273,13 @@ def parse_study(
     content: Mapping[str, Any],
     source: str,
     workload: Workload,
-    ladder: bool = False,
     operations: int = 0,
 ) -> Study:
-    """Check a `study:` section; `ladder`: the search has one; `operations`: profiled steps.
+    """Check a `study:` section; `operations`: profiled steps.
 
     Raises `ConfigError` that names file, key, value and the allowed values.
     """
-    where, knobs = f"{source}: study", workload.schema.knobs
+    where = f"{source}: study"
     lines = dataclasses.asdict(validated(StudySection, content, where))
     study = Study(**lines, numbers=cfg.quantities(workload) | in_units(DERIVED, workload.unit))
     _check_names(study, where, workload)
@@ -288,13 +287,4 @@ def parse_study(
     for name in study.columns:
         unmeasured = name in OPERATIONS and not operations
         refuse(unmeasured, f"{where}: columns: {name!r} needs operations: in the search file")
-    # The axes fit each other and the form of the search
-    words = study.x in knobs and knobs[study.x].kind not in ("int", "float")
-    bars = "without x: there is a bar for each configuration"
-    refuse(words, f"{where}: x: {study.x!r} holds no numbers; {bars}")
-    lonely = study.x is not None and not study.y
-    refuse(lonely, f"{where}: x: {study.x!r} needs y: as well, e.g. y: samples_per_s")
-    axis = f"y: {', '.join(study.y)}" if study.x is None else f"x: {study.x}"
-    more = ladder and (study.x is not None or len(study.y) > 1)
-    refuse(more, f"{where}: {axis}: the figure of a ladder needs one name under y:, and no x:")
     return study
