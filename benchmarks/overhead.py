@@ -1,16 +1,14 @@
-"""What a search costs beside training: `python benchmarks/overhead.py [--trials 1000]`, or `--of FOLDER` of a search.
+"""What a search costs beside training: `python benchmarks/overhead.py [--trials 1000]`.
 
-Without `--of`, a whole search runs through Ray Tune, searcher, journals, study and console, but its trials report one
-made-up point and end at once, so that all seconds are the driver's own. Prints, by windows of trials, seconds per
-trial and of one suggestion: both must not grow. With `--of`, a real search is read back: seconds before the first
-trial, between one trial's end and the next one's first second in the workers, and after the last.
+A whole search runs through Ray Tune, searcher, journals, study and console, but its trials report made-up points and
+end at once, so that all seconds are the driver's own. Prints, by windows of trials, seconds per trial and of one
+suggestion: both must not grow.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
 import os
 import statistics
 import sys
@@ -21,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import search_space
-from tunediff.core import environment, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Listeners
-from tunediff.core.lock import alone
+from tunediff.core.lock import exclusive_lock
+from tunediff.core.outcomes import Status
 from tunediff.core.point import Point
 from tunediff.ray_backend import connection, searcher, tuner
 from tunediff.report.console import Console
@@ -50,6 +48,8 @@ class Trivial(searcher.Driver):
         self._points = trivial(new_config[trial.SPEC])
         return True
 
+    setup = reset_config
+
 
 def trivial(spec: TrialSpec) -> Iterator[dict[str, float]]:
     """What `tunediff.tuning.trial.run_trial_on_slot` does, but for the training."""
@@ -73,14 +73,11 @@ def trivial(spec: TrialSpec) -> Iterator[dict[str, float]]:
         )  # fmt: skip
         journal.point(point)
         yield trial.reported(point, spec)
-    journal.end(record.End("ok", seconds={"train": 0.0}))
+    journal.end(record.End(Status.OK, seconds={"train": 0.0}))
 
 
-def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, Any]:
-    """Run `trials` trivial ones; seconds per trial and per suggestion by windows of `window` trials.
-
-    `keep`: a new folder for the search, which is removed otherwise.
-    """
+def of_driver(trials: int, window: int) -> list[dict[str, Any]]:
+    """Run `trials` trivial ones; seconds per trial and per suggestion by windows of `window` trials."""
     suggestions: list[float] = []
     suggest = searcher.Searcher.suggest
 
@@ -96,14 +93,18 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
     content = {**CONTENT, "budget": {"per_trial": "60s", "trials": trials}}
     space = search_space.parse(content | {"fixed": {"evaluation.points": 2}}, "overhead")
     with tempfile.TemporaryDirectory() as storage:
-        folder = keep.resolve() if keep is not None else Path(storage) / "overhead"
+        folder = Path(storage) / "overhead"
         experiment.create(folder, space, content)
         console = Console(folder, space)
         sys.stdout, terminal = open(os.devnull, "w"), sys.stdout  # noqa: SIM115
         try:
             share = functools.partial(resources.share, space)
             workers = connection.workers(folder, share, None, lambda _: None)
-            with alone(folder), sessions.recorded_session(folder), workers as slots:
+            with (
+                exclusive_lock(folder),
+                sessions.recorded_session(folder, "overhead"),
+                workers as slots,
+            ):
                 listeners = Listeners()
                 with listeners.with_listeners(console):
                     connection.search(folder, space, slots, listeners)
@@ -123,36 +124,7 @@ def of_driver(trials: int, window: int, keep: Path | None = None) -> dict[str, A
                 "suggestion_ms_max": 1e3 * max(suggestions[first : last + 1]),
             }
         )
-    return {"trials": len(ended), "windows": rows}
-
-
-def of_search(folder: Path) -> dict[str, Any]:
-    """Where the wall-clock of a finished search went; seconds. Of several sessions, the last."""
-    sessions = [json.loads(line) for line in (folder / "sessions.jsonl").read_text().splitlines()]
-    begin = max(line["time"] for line in sessions if line["event"] == "begin")
-    over = max(line["time"] for line in sessions)
-    events = {path.name: list(record.events(path)) for path in (folder / "trials").glob("t*")}
-    starts = sorted(
-        min(e["time"] for e in trial if e["event"] == "worker")
-        for trial in events.values()
-        if trial
-    )
-    ends = sorted(e["time"] for trial in events.values() for e in trial if e["event"] == "end")
-    gaps = [start - end for end, start in zip(ends, starts[1:], strict=False)]
-    work = [trial.end.seconds for trial in record.read_trials(folder) if trial.end]
-    training = sum(parts.get("train", 0) + parts.get("data_wait", 0) for parts in work)
-    evaluation = sum(parts.get("evaluation", 0) for parts in work)
-    return {
-        "search": folder.name,
-        "trials": len(starts),
-        "wall_s": over - begin,
-        "before_first_trial_s": starts[0] - begin,
-        "between_trials_s_median": statistics.median(gaps) if gaps else None,
-        "between_trials_s_max": max(gaps, default=None),
-        "after_last_trial_s": over - ends[-1],
-        "training_share": training / (over - begin),
-        "training_and_evaluation_share": (training + evaluation) / (over - begin),
-    }
+    return rows
 
 
 def main() -> int:
@@ -160,33 +132,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--trials", type=int, default=1000)
     parser.add_argument("--window", type=int, default=100, help="trials per row")
-    parser.add_argument(
-        "--out", type=Path, metavar="FOLDER", help="leave the search of trivial trials there"
-    )
-    parser.add_argument(
-        "--of", type=Path, metavar="FOLDER", help="read a search that was run instead"
-    )
-    parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    figures = of_search(args.of) if args.of else of_driver(args.trials, args.window, args.out)
-    if args.json:
-        print(
-            json.dumps(
-                {**figures, "load_before": load, "environment": environment.describe()}, indent=1
-            )
-        )
-        return 0
-    for key, value in figures.items():
-        if key != "windows":
-            print(f"{key}: {text.number(value) if isinstance(value, float) else value}")
-    if rows := figures.get("windows"):
-        print("| trials | s per trial | suggestion, ms (median) | (max) |\n|---|---|---|---|")
-        for row in rows:
-            numbers = (row["per_trial_s"], row["suggestion_ms_median"], row["suggestion_ms_max"])
-            print(
-                f"| {row['trials']} | " + " | ".join(f"{number:.3g}" for number in numbers) + " |"
-            )
+    print("| trials | s per trial | suggestion, ms (median) | (max) |\n|---|---|---|---|")
+    for row in of_driver(args.trials, args.window):
+        numbers = (row["per_trial_s"], row["suggestion_ms_median"], row["suggestion_ms_max"])
+        print(f"| {row['trials']} | " + " | ".join(f"{number:.3g}" for number in numbers) + " |")
     print(f"load average before: {load:.1f}")
     return 0
 

@@ -10,10 +10,7 @@ Rules:
   of them stays in. With three seeds of each configuration kept, which configurations stand in a round is drawn anew.
   `normal` and `heavy` (Student's t with 4 degrees of freedom) are drawn, without anything in common, for comparison.
 - Gains are in standard deviations of a single run.
-- Compare: every rule sees the same pairs. One anytime-valid test is the Bayes factor of the t statistic with a Cauchy
-  prior of scale √½ on the effect (J. N. Rouder et al., Psychon. Bull. Rev. 16 (2009), 225–237) against 20; as it is the
-  density ratio of a maximal invariant it may be looked at any time (A. Hendriksen, R. de Heide, P. Grünwald, Bayesian
-  Anal. 16 (2021), 961–989). The prior is 200 normal ones, so that each factor is a closed form and the mixture exact.
+- Compare: every rule sees the same pairs.
 
 Writes believe.csv. About a quarter of an hour on one core. Of configurations that are equal, in noise that differs, of
 coarse metrics, and confirmed again: `python -m benchmarks.believe.equal`.
@@ -22,7 +19,6 @@ coarse metrics, and confirmed again: `python -m benchmarks.believe.equal`.
 from __future__ import annotations
 
 import argparse
-import functools
 import math
 import sys
 import time
@@ -57,14 +53,14 @@ Decisions = tuple[NDArray[np.int_], NDArray[np.int_]]
 """Of every comparison: 1 better, −1 worse, 0 no significant difference; and the pairs it took."""
 
 
-def looks(gains: Numbers, patient: bool = False) -> Decisions:
-    """`tunediff.compare` on log gains of B [comparisons, pairs]; `patient`: does not stop for having no hope."""
+def looks(gains: Numbers) -> Decisions:
+    """`tunediff.compare` on log gains of B [comparisons, pairs]."""
     verdicts, pairs = np.zeros(len(gains), int), np.zeros(len(gains), int)
     for row, gain in enumerate(gains):
         values = np.exp(np.stack([np.zeros(len(gain)), -gain]))
         for many in range(1, len(gain) + 1):
             test = analyse(values[:, :many], Rules(len(gain)))
-            if test.ended and not (patient and test.state == "hopeless"):
+            if test.ended:
                 break
         verdicts[row] = {Verdict.BETTER: 1, Verdict.WORSE: -1}.get(test.differences[0].verdict, 0)
         pairs[row] = many
@@ -99,32 +95,9 @@ def p_values(gains: Numbers) -> Numbers:
     return np.where(freedom > 0, values, 1.0)
 
 
-def bayes_factors(t: Numbers, pairs: NDArray[np.int_], scale: float = math.sqrt(0.5)) -> Numbers:
-    """For an effect, against none: Rouder et al., equation 1, the prior's variance g being scale²/χ² with one degree
-    of freedom. 1 after the first pair."""
-    g = (scale / special.ndtri(0.5 + (np.arange(200) + 0.5) / 400)) ** 2
-    freedom, t2 = np.maximum(pairs - 1, 1)[..., None], (t**2)[..., None]
-    wide = 1 + pairs[..., None] * g
-    logs = -0.5 * np.log(wide) + (freedom + 1) / 2 * (
-        np.log1p(t2 / freedom) - np.log1p(t2 / freedom / wide)
-    )
-    return np.where(pairs > 1, np.exp(logs).mean(axis=-1), 1.0)
-
-
-def fixed(gains: Numbers, pairs: int) -> Decisions:
-    """The paired t-test after so many pairs, once."""
-    return until(p_values(gains[:, :pairs]) < statistics.LEVEL, gains[:, :pairs], pairs)
-
-
 def naive(gains: Numbers) -> Decisions:
     """Stops as soon as p is below 5 %."""
     return until(p_values(gains) < statistics.LEVEL, gains, FIRST)
-
-
-def anytime(gains: Numbers) -> Decisions:
-    """Stops as soon as the Bayes factor is 20: by Ville's inequality false in at most 5 % of comparisons, for ever."""
-    pairs = np.broadcast_to(np.arange(1, gains.shape[1] + 1), gains.shape)
-    return until(bayes_factors(t_statistics(gains), pairs) >= 1 / statistics.LEVEL, gains, 2)
 
 
 def single(gains: Numbers) -> Decisions:
@@ -134,9 +107,6 @@ def single(gains: Numbers) -> Decisions:
 
 RULES: dict[str, Callable[[Numbers], Decisions]] = {
     "compare": looks,
-    "compare, without giving up": functools.partial(looks, patient=True),
-    "anytime-valid": anytime,
-    **{f"t-test after {pairs}": functools.partial(fixed, pairs=pairs) for pairs in (3, 5, 8, 12)},
     "p < 0.05 after every pair": naive,
     "one run each": single,
 }

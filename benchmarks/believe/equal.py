@@ -116,21 +116,6 @@ def of_noise(
             "times": times, **shares(drawn())}  # fmt: skip
 
 
-def of_rules(rules: Rules, gain: float, times: int, rng: np.random.Generator) -> dict[str, Any]:
-    """Return what comparisons of two sides say by such rules; B is better by `gain` sd."""
-    drawn = (rng.standard_normal((2, MOST)) - [[0], [gain]] for _ in range(times))
-    looks = (until_over(np.exp(SD * off), rules) for off in drawn)
-    return {
-        "part": "rules",
-        "gain": gain,
-        "times": times,
-        "level": rules.level,
-        "one_sided": rules.one_sided,
-        "fixed": rules.fixed,
-        **shares(looks),
-    }
-
-
 def of_items(items: int, times: int, rng: np.random.Generator) -> dict[str, Any]:
     """Return what comparisons say of accuracies of a hundred items, of which so many are right by chance."""
     values = ((90 + rng.binomial(items, 0.5, (2, MOST))) / 100 for _ in range(times))
