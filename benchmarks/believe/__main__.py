@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
+from tunediff.core.refusals import allow, writing
 
 from benchmarks.believe.noise import REFERENCE, Drawn, Measured, Numbers, sources
 from tunediff import cli
@@ -37,7 +38,6 @@ from tunediff.analysis import statistics
 from tunediff.analysis.sequential import Rules, analyse
 from tunediff.core import text
 from tunediff.core.outcomes import Verdict
-from tunediff.core.refusals import allow, writing
 
 MOST = 12
 FIRST = 3
