@@ -258,7 +258,7 @@ def _figures_are_not_rendered(request, monkeypatch):
 TRAINING = {
     "doctor", "evaluation", "integrations", "profiling", "training", "users", "workloads", "test_commands", "test_distributed",
     "test_documentation", "test_evaluate", "test_evaluating", "test_examples", "test_profile",
-    "test_sample", "test_starting", "test_worker",
+    "test_starting", "test_worker",
 }  # fmt: skip
 """Folders and files of the tier of that name, beside what has its marker; what is left is `unit`."""
 LONGEST = (

@@ -184,7 +184,7 @@ def test_files_that_are_none_are_refused(own: Path, tmp_path: Path) -> None:
         features.build(of(wider), None, "cpu")
 
 
-# -------------------------------------------------------------------------------------------------------- test_features
+# ------------------------------------------------------------------------------------ classifier, random network, Inception
 # --------------------------------------------------------------------------------------------------------- classifier
 @pytest.fixture(scope="module")
 def classifier(digits: Images) -> features.Classifier:

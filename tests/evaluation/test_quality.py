@@ -181,7 +181,7 @@ def test_only_inception_has_the_published_names() -> None:
     assert not any(name in ("FID", "KID", "IS") for name in names("FD (inception, own weights)"))
 
 
-# -------------------------------------------------------------------------------------------------------- test_distance
+# ----------------------------------------------------------------------------------------------- distances of features
 def features_of(count: int, dim: int, seed: int, shift: float = 0.0) -> Tensor:
     """Correlated, non-negative features, as a network's are."""
     generator = torch.Generator().manual_seed(seed)

@@ -330,20 +330,6 @@ def test_plan_of_a_file_follows_its_check(mine, check_says, capsys, option):
     assert not Path("ray_results").exists()
 
 
-def test_judging_leaves_no_trace(mine):
-    """Modes of all parts and random numbers are afterwards as before; every evaluation draws the same."""
-    text = PLAIN.replace("    return {", "    DRAWN.append(torch.rand(()).item())\n    return {") + "\n\nDRAWN = []\n"
-    text = text.replace(
-        "    net = trial.prepare(net)\n", "    net = trial.prepare(net)\n    net[1].eval()\n    NETS.append(net)\n"
-    )
-    mine.write_text(text + "NETS = []\n")
-    module = cfg.find("mine.py").declared
-    trained(cfg.baseline("mine.py"))
-    assert len(module.DRAWN) == 2
-    assert module.DRAWN[0] == module.DRAWN[1]
-    assert [part.training for part in module.NETS[0].modules()] == [True, True, False, True]
-
-
 # --------------------------------------------------------------------------------------------- data beside the file
 BESIDE = PLAIN.replace(
     "X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))",
