@@ -127,29 +127,6 @@ def test_device():
 MIB = 2**20
 
 
-@pytest.mark.nightly  # `test_profile.py` has one of two steps
-def test_trace(bench, tmp_path, monkeypatch):
-    monkeypatch.setattr(trace, "TRACED", 2)
-    config = tiny(loader__accumulation=2)
-    found = trace.trace(bench, config, tmp_path / "trace.json.gz", 0.1)
-    with gzip.open(tmp_path / "trace.json.gz") as file:
-        events = json.load(file)["traceEvents"]
-    names = {event["name"] for event in events if event.get("cat") == "user_annotation"}
-    assert set(PHASES) <= names
-    assert sum(event["name"] == "backward" for event in events) == 2 * trace.TRACED, "two passes in each step"
-
-    longest = found["operations"]
-    assert 0 < len(longest) <= 10
-    assert not {row["operation"] for row in longest} & {*PHASES, "ProfilerStep*"}
-    seconds = [row["self_s"] for row in longest]
-    assert seconds == sorted(seconds, reverse=True)
-    assert "device_busy_share" not in found, "only a GPU is busy by itself"
-
-    memory = found["memory"]
-    assert memory["peak"]["phase"] in ("forward", "backward")
-    assert memory["peak"]["forward_mib"] > 0
-
-
 def row(name, calls, seconds, kernel=False, annotation=False):
     return types.SimpleNamespace(
         key=name, count=calls, self_cpu_time_total=seconds * 1e6, cpu_time_total=seconds * 2e6, self_device_time_total=seconds * 3e6,

@@ -4,12 +4,10 @@ import shutil
 
 import pytest
 import torch
-from PIL import Image
 from torch import nn
 
 from tests.helpers import (
     CPU,
-    TINY,
     Dies,
     KilledError,
     Told,
@@ -24,33 +22,9 @@ from tunediff import config as cfg
 from tunediff.data import images
 from tunediff.training.judging import judged
 from tunediff.training.observer import Recorder
-from tunediff.workloads.diffusion import train as diffusion
 from tunediff.workloads.diffusion import unet
-from tunediff.workloads.diffusion.evaluator import Evaluator
 
 FEW = 16 * 8
-
-
-@pytest.mark.nightly
-def test_evaluation_follows_files_that_are_added(tmp_path, monkeypatch):
-    """The second trial of a process learns from them, and has to be judged against them."""
-    values = {"data.path": str(tmp_path), "data.image_size": 8, "evaluation.extractor": "random"}
-    values |= TINY | {"evaluation.images": 16, "evaluation.points": 1}
-    config, references, digests = cfg.override(cfg.baseline("images"), values, check=False), [], set()
-
-    def built(section, evaluation, real, world):
-        references.append(len(real))
-        return Evaluator(section, evaluation, real, world)
-
-    monkeypatch.setattr(diffusion, "Evaluator", built)
-    for count in (20, 30):
-        for index in range(count):
-            Image.new("RGB", (8, 8), (index, 90, 90)).save(tmp_path / f"{index}.png")
-        train(config, samples=16, evaluates=True, observer=(told := Told()))
-        assert told.facts["samples"] == count
-        digests.add(told.facts.get("digest"))
-    assert references == [20, 30]
-    assert len(digests) == 2
 
 
 def test_same_seed_same_weights_other_seed_other_weights():
