@@ -36,13 +36,14 @@ def test_round_trip(tmp_path):
 
 
 def test_an_attempt_begins_with_all_that_identifies_it(tmp_path):
-    config = toy(width=4)
+    config = toy(width=4, seed=5)
     for _ in range(2):
         Journal(tmp_path / "t0007").start(*cfg.identity(config), {"width": 4}, 20.0, number=7)
     found = read_trial(tmp_path / "t0007")
     assert (found.name, found.number, found.attempts, found.budget_s) == ("t0007", 7, 2, 20.0)
     assert (found.config, found.drawn, found.fingerprint) == (cfg.flat(config), {"width": 4}, cfg.fingerprint(config))
     assert found.environment == environment.describe()
+    assert [event["seed"] for event in trial_record.events(tmp_path / "t0007")] == [5, 5]
 
 
 def test_a_point_is_what_its_flat_form_says(tmp_path):
