@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -23,37 +24,15 @@ from tunediff.core import machine, trial_record
 from tunediff.data import images, loader
 from tunediff.data.knobs import Data
 
-
-class _Threads:
-    """torch's number of threads, which a template keeps at one: a pool of OpenMP does not survive
-    a fork. A number that the user's file sets while it is imported holds from the fork on."""
-
-    def __init__(self) -> None:
-        self._set, self._get = torch.set_num_threads, torch.get_num_threads
-        self._count: int | None = None
-        self._by_default, self._is_deferred = self._get(), True
-        self._set(1)
-        torch.set_num_threads, torch.get_num_threads = self.set_or_defer, self.get  # type: ignore[assignment]
-
-    def set_or_defer(self, count: int) -> None:
-        if self._is_deferred:
-            self._count = count
-        else:
-            self._set(count)
-
-    def get(self) -> int:
-        return self._chosen() if self._is_deferred else self._get()
-
-    def _chosen(self, default: int | None = None) -> int:
-        return self._count or default or machine.threads() or self._by_default
-
-    def apply(self, default: int | None) -> None:
-        self._is_deferred = False
-        torch.set_num_threads, torch.get_num_threads = self._set, self._get
-        torch.set_num_threads(self._chosen(default))
+_asked = list[int]()
+"""Numbers of threads that the user's file has set while it was imported; the last one holds."""
+_by_default = 0
+"""torch's own number of threads, in a process that was prepared."""
 
 
-_threads: _Threads | None = None
+def _threads(default: int | None = None) -> int:
+    """Return torch's number of threads in a run."""
+    return _asked[-1] if _asked else default or machine.threads() or _by_default
 
 
 def prepare_base() -> None:
@@ -67,15 +46,20 @@ def prepare_base() -> None:
 
 def prepare(workload: str) -> str:
     """Import what trials of a workload need; return why a fork is not safe, '' if it is."""
-    global _threads
-    _threads = _Threads()
+    global _by_default
+    _by_default = torch.get_num_threads()
+    torch.set_num_threads(1)  # a pool of OpenMP does not survive a fork
     random.seed(0)  # what a file draws while it is imported begins alike on both sides
     np.random.seed(0)
     torch.manual_seed(0)
     draws = list[str]()
     root = Path(workload).absolute().parent
-    # Each run raises the error of its file, which ends its trial
-    with contextlib.suppress(cfg.ConfigError), _noted(draws, root):
+    with (
+        contextlib.suppress(cfg.ConfigError),  # each run raises it, which ends its trial
+        _noted(draws, root),
+        mock.patch.object(torch, "set_num_threads", _asked.append),
+        mock.patch.object(torch, "get_num_threads", _threads),
+    ):
         cfg.find(workload).code  # noqa: B018 – imports it
     if _has_started_cuda():
         return "it has started CUDA"
@@ -101,14 +85,11 @@ def _noted(draws: list[str], root: Path) -> Iterator[None]:
         return asked
 
     places = ((os, "urandom"), (random, "_urandom"), (torch, "seed"), (random.Random, "seed"))
-    functions = [getattr(place, name) for place, name in places]
-    for (place, name), function in zip(places, functions, strict=True):
-        setattr(place, name, watched(function, place is random.Random))
-    try:
+    with contextlib.ExitStack() as stack:
+        for place, name in places:
+            function = watched(getattr(place, name), seeds=place is random.Random)
+            stack.enter_context(mock.patch.object(place, name, function))
         yield
-    finally:
-        for (place, name), function in zip(places, functions, strict=True):
-            setattr(place, name, function)
 
 
 def _line_of(root: Path) -> Iterator[str]:
@@ -148,8 +129,8 @@ def begin(threads: int | None = None) -> None:
     if server._forkserver_pid is not None:  # that of the template, which watches it
         server.ensure_running = lambda: None
     loader.before_processes = functools.cache(_start_resource_tracker)
-    if _threads is not None:
-        _threads.apply(threads)
+    if _by_default:
+        torch.set_num_threads(_threads(threads))
 
 
 def _start_resource_tracker() -> None:
