@@ -107,15 +107,10 @@ def read(path: Path) -> dict[str, Any]:
         if path.suffix == ".safetensors":
             return load_file(path)
         # Mapped: of a checkpoint only the weights are read. weights_only: runs no code.
-        content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+        return dict(torch.load(path, map_location="cpu", weights_only=True, mmap=True))
     except Exception as error:  # a damaged archive raises many things; each means the same
         kind = type(error).__name__
         raise ConfigError(f"{path}: is damaged or holds no plain weights ({kind})") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: holds no weights by name, but {type(content).__name__}")
-    return content
 
 
 @contextlib.contextmanager
