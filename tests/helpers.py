@@ -245,7 +245,7 @@ def measure_here(monkeypatch, seconds=0.01):
     from tunediff.inspector import probe, rehearsal
 
     def measured(config, evaluates, prepare=True, finals=None, prepared=None):
-        return rehearsal.measured(config, alone(), evaluates, prepare, finals)
+        return rehearsal.measured(config, alone(), evaluates, finals)
 
     for module, name, replaced in ((probe, "before_search", measured), (rehearsal, "evaluation_s", lambda *_: seconds)):
         monkeypatch.setattr(module, name, replaced)

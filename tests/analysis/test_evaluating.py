@@ -33,7 +33,7 @@ def test_a_measurement_that_fails_costs_nothing_but_the_estimate(tmp_path, monke
     """Such as one that finds no memory left on the GPU: a line, no pages."""
     monkeypatch.setattr(rehearsal, "measured", mock.Mock(side_effect=RuntimeError("out of memory")))
     connection = mock.Mock()
-    rehearsal.answer(connection, (pickle.dumps(tiny()), True, True, {}))
+    rehearsal.answer(connection, (pickle.dumps(tiny()), True, {}))
     connection.send.assert_called_once_with({})
     said = "WARNING: what a trial costs could not be measured: RuntimeError: out of memory\n"
     assert capfd.readouterr() == ("", said)
@@ -46,7 +46,7 @@ def test_what_judging_needs_once_is_prepared_before_the_search(tmp_path, monkeyp
     data.load_source.cache_clear()
     heard = []
     with progress.subscribe(lambda work: heard.append(work.what)):
-        found = rehearsal.measured(tiny(), CPU, evaluates=True, prepare=True)
+        found = rehearsal.measured(tiny(), CPU, evaluates=True)
     assert {"training the classifier that judges", "features of real images (classifier)"} <= set(heard)
     assert sorted({path.name.partition("-")[0] for path in tmp_path.glob("*z")}) == ["reference"]
     assert found["data"] == ["data: 64 images at 8×8 (digits)"]
@@ -121,7 +121,7 @@ def test_every_protocol_is_timed_once(monkeypatch):
 
     monkeypatch.setattr(rehearsal, "evaluation_s", evaluation_s)
     finals = {"confirming_final_s": {"evaluation.images": 128}}
-    found = rehearsal.measured(tiny(evaluation__images=64), CPU, True, True, finals)
+    found = rehearsal.measured(tiny(evaluation__images=64), CPU, True, finals)
     assert timed == [64, 128]
     assert (found["evaluation_s"], found["confirming_final_s"]) == (1.0, 2.0)
 
@@ -137,7 +137,7 @@ def test_the_format_of_evaluations_is_chosen_before_a_search_and_is_that_of_all_
         monkeypatch.setattr(owner, name, replaced)
     config = cfg.override(tiny(), {"evaluation.extractor": "random"})
     finals = {"final_s": {"evaluation.images": 24}}
-    measured = rehearsal.measured(config, CPU, True, True, finals)
+    measured = rehearsal.measured(config, CPU, True, finals)
     choice = measured["evaluation_format"]
     assert choice["precision"] == min(choice["seconds"], key=choice["seconds"].__getitem__)
     assert {*choice["shifts"]} == {"bf16", "fp32"}
@@ -160,7 +160,7 @@ def test_timing_ends_after_a_limit(monkeypatch, tmp_path, capfd):
     text = (Path(plain.__file__)).read_text()
     (tmp_path / "hangs.py").write_text(text.replace("judge(net))\n", "__import__('time').sleep(600))\n"))
     monkeypatch.setattr(probe, "PROBE_S", 0.2)
-    found = probe.before_search(cfg.baseline(str(tmp_path / "hangs.py")), evaluates=True)
+    found = probe.before_search(cfg.baseline(str(tmp_path / "hangs.py")), evaluates=True, prepare=False)
     assert found == {"data": []}
     assert "WARNING: one evaluation could not be timed" in capfd.readouterr().err
 
@@ -170,6 +170,6 @@ def test_workers_divide_an_evaluation_among_them(monkeypatch, workers, expected_
     """It is timed in one process."""
     monkeypatch.setattr(rehearsal, "seconds_of", lambda *_: 12.0)
     session = mock.Mock(config=mock.Mock(parallel=mock.Mock(processes=workers)))
-    program = rehearsal.Rehearse(evaluates=True)
+    program = rehearsal.Rehearse()
     assert program.begin(session) is False
     assert program.seconds == expected_s

@@ -50,32 +50,31 @@ def before_search(
 ) -> Measured:
     """Call `measured` in a process that leaves nothing behind; report it on stderr.
 
-    {} where that fails, after a line that says why; without seconds where timing takes over
-    `PROBE_S`. `prepared`: returns the template of the runs that follow. Raises `ConfigError` for
+    Without seconds where that fails, after a line that says why. `prepare`: prepare evaluations
+    completely, however long it takes; else what takes over `PROBE_S` is not timed. `prepared`:
+    returns the template of the runs that follow. Raises `ConfigError` for
     data that cannot be used, as every trial would.
     """
-    answered, ended, limit_s = dict[str, Any](), False, None
+    answered, limit_s = dict[str, Any](), None
     with contextlib.ExitStack() as stack:
         if prepared is not None:
             template = prepared()
         else:
             new = Template(entries.prepare, config.schema.workload, base=entries.prepare_base)
             template = stack.enter_context(new)
-        content = (pickle.dumps(config), evaluates, prepare, dict(finals or {}))
+        content = (pickle.dumps(config), evaluates, dict(finals or {}))
         try:
             run = template.start(answer, content, streams=(2, 2))
             while (message := run.receive(limit_s)) is not None:
-                answered, limit_s = message, PROBE_S
-            ended = True
+                answered, limit_s = message or answered, None if prepare else PROBE_S
         except TimeoutError:
             template.close()
+            why = f"it takes over {PROBE_S:.0f} s here"
+            print(f"WARNING: one evaluation could not be timed: {why}", file=sys.stderr)
         except TemplateError as error:
             print(f"WARNING: what a trial costs could not be measured: {error}", file=sys.stderr)
     if refused := answered.get("refused"):
         raise ConfigError(refused)
-    if answered and not ended:
-        why = f"it takes over {PROBE_S:.0f} s here"
-        print(f"WARNING: one evaluation could not be timed: {why}", file=sys.stderr)
     return cast("Measured", answered)
 
 

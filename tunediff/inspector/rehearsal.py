@@ -60,25 +60,18 @@ def seconds_of(evaluate: Callable[[], object]) -> float:
 
 
 class Rehearse(Observer):
-    """Build all that precedes the first batch, perhaps time an evaluation; train nothing, or the
-    few steps that the choice of a number format needs."""
+    """Build all that precedes the first batch and time an evaluation; train nothing, or the few
+    steps that the choice of a number format needs."""
 
-    def __init__(
-        self,
-        evaluates: bool,
-        on_ready: Callable[[], None] = lambda: None,
-        trains: bool = False,
-    ) -> None:
+    def __init__(self, trains: bool = False) -> None:
         super().__init__()
-        self.evaluates, self._on_ready, self.seconds = evaluates, on_ready, 0.0
-        self._trains, self.facts = trains, dict[str, Any]()
+        self.seconds, self._trains, self.facts = 0.0, trains, dict[str, Any]()
 
     def about(self, facts: Mapping[str, Any]) -> None:
         self.facts |= facts
 
     def begin(self, run: Engine) -> bool:
-        self._on_ready()
-        if self.evaluates and not self._trains:
+        if not self._trains:
             self._time(run)
         return self._trains
 
@@ -96,8 +89,8 @@ def evaluation_s(config: Systems, world: World, program: Rehearse, steps: int = 
     """Return the seconds of one evaluation without torch.compile, of a model that has been trained
     for so many steps."""
     config = cfg.override(eager(config), {"evaluation.points": 1}, check=False)
-    budget, evaluates = Budget(samples=steps * config.loader.batch_size or 1), program.evaluates
-    run(Engine(config, budget, world, program, evaluates=evaluates))
+    budget = Budget(samples=steps * config.loader.batch_size or 1)
+    run(Engine(config, budget, world, program))
     return program.seconds
 
 
@@ -105,15 +98,14 @@ def measured(
     config: Systems,
     world: World,
     evaluates: bool,
-    prepare: bool,
     finals: Mapping[str, Values] | None = None,
     tell: Callable[[dict[str, Any]], None] = lambda _: None,
 ) -> dict[str, Any]:
     """Look at the data and time one evaluation; leave in the cache folder what trials need.
 
-    `prepare`: prepare evaluations completely, however long it takes. `finals`: knobs of further
-    evaluations to time, by the field of `probe.Measured` that takes their seconds. `tell` gets
-    what is known before something is timed. Raises what the data or the set-up of the training raise.
+    `finals`: knobs of further evaluations to time, by the field of `probe.Measured` that takes
+    their seconds. `tell` gets what is known before an evaluation is prepared and timed. Raises what
+    the data or the set-up of the training raise.
     """
     data, result = getattr(config.knobs, "data", None), dict[str, Any](data=[])
     if isinstance(data, Data):
@@ -121,36 +113,30 @@ def measured(
     if (network := cfg.of(config).get_hook("network")) is not None:
         with torch.device("meta"):
             result["parameters"] = sum(one.numel() for one in network(config.knobs).parameters())
-    if not prepare:
-        tell(result)
-        if not evaluates:
-            return result
+    tell(result)
+    if not evaluates:
+        return result
     for name, protocol in {"evaluation_s": {}, **(finals or {})}.items():
         judged = cfg.override(config, protocol)
-        steps = (
-            FIRST_STEPS if evaluates and number_formats.is_open(judged, world.device.type) else 0
-        )
-        program = Rehearse(evaluates, lambda: tell(result), steps > 0)
-        seconds = evaluation_s(judged, world, program, steps)
-        if not evaluates:
-            return result
-        result[name] = seconds
+        steps = FIRST_STEPS if number_formats.is_open(judged, world.device.type) else 0
+        program = Rehearse(trains=steps > 0)
+        result[name] = evaluation_s(judged, world, program, steps)
         if (choice := program.facts.get("evaluation_format")) is not None:
             result["evaluation_format"] = choice
             config = number_formats.pinned(config, choice)
     return result
 
 
-def answer(connection: Connection, content: tuple[bytes, bool, bool, Mapping[str, Values]]) -> None:
+def answer(connection: Connection, content: tuple[bytes, bool, Mapping[str, Values]]) -> None:
     """Send what `measured` returns, or why the data cannot be used; the function of a template's
     run. `content`: the configuration, and the arguments."""
-    pickled, evaluates, prepare, finals = content
+    pickled, evaluates, finals = content
     prepared.begin()
     result: Mapping[str, Any] = {}
     try:
         with progress.EventLines().work():
             config = pickle.loads(pickled)
-            result = measured(config, alone(), evaluates, prepare, finals, connection.send)
+            result = measured(config, alone(), evaluates, finals, connection.send)
     except ConfigError as error:
         result = {"refused": str(error)}
     except Exception as error:
