@@ -113,7 +113,7 @@ class Memory:
 
     channels_last: Bool = False
     """Weights and activations of convolutions in NHWC order: faster on tensor cores, and on many
-    CPUs; learns the same but for rounding."""
+    CPUs; the same result within rounding."""
     checkpoint: Annotated[Float, Ge(0.0), Le(1.0)] = 0.0
     """Activation checkpointing: the share of the model's repeating blocks, from the first on, that
     keep no activations but compute them again in the backward pass. Less memory, more time, the
@@ -149,9 +149,9 @@ class Compile:
     capture: Literal["none", "step", "auto"] = "none"
     """`step` captures one whole optimizer step as a CUDA graph, after two steps and a check that
     replays learn the same, and replays it from then on: small batches no longer wait for the host.
-    Without and with torch.compile. A loop that reads values on the host in every step is refused,
-    with the line, and trains on as it is. One GPU; no effect on a CPU. `auto`: the same, and beside
-    knobs that `step` is not allowed with it trains as it is as well."""
+    Without and with torch.compile. A loop that reads values on the host in every step trains
+    without capture, and the line is named. One GPU; no effect on a CPU. `auto`: the same, and with
+    knobs that exclude `step` it trains without capture."""
 
     @property
     def active(self) -> bool:

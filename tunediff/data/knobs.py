@@ -27,11 +27,10 @@ class Data:
     downloaded on first use. `images`: any folder or `.zip` of PNG/JPEG files, flat or in class
     folders, given by `data.path`."""
     path: Annotated[Str | None, Fixed(), File()] = None
-    """Folder or `.zip` with the images (`images`), or where a copy of CIFAR-10 lies or shall be put
-    (`cifar10`)."""
+    """Folder or `.zip` with the images (`images`), or where a copy of CIFAR-10 is, or will be
+    stored (`cifar10`)."""
     split: Annotated[Literal["train", "test", "all"], Fixed()] = "train"
-    """Which part is learned. Where there is neither `train/` nor `test/`, every image is of
-    `train`."""
+    """Part to train on. Without the folders `train/` and `test/` every image belongs to `train`."""
     image_size: Annotated[Int, Ge(4), Le(1024), Fixed()] = 32
     """Side of the square images in pixels; larger or smaller files are resized (bicubic, centre
     crop)."""

@@ -38,15 +38,15 @@ class Optimized:
     implementation: Literal["foreach", "fused", "for_loop"] = "fused"
     """How the step runs: `foreach` several tensors per kernel, `fused` the whole update in one
     kernel, `for_loop` one tensor after the other; in `muon` what AdamW updates. With precision.amp
-    = fp16 on a GPU only `fused` goes on without waiting at each step for whether the gradients are
-    finite, and `muon` never does."""
+    = fp16 on a GPU only `fused` does not wait at each step for the check of the gradients; `muon`
+    always does."""
 
 
 @section
 class _SecondMoment:
     beta2: Annotated[Float, Gt(0.0), Lt(1.0)] = 0.999
-    """Decay of the mean of squared gradients; that of the mean of gradients, where it is no knob,
-    is 0.9."""
+    """Decay of the mean of squared gradients. That of the mean of gradients is 0.9 if it is no
+    knob."""
 
 
 @section

@@ -82,7 +82,7 @@ class Process:
     schedule: Literal["linear", "cosine", "edm"] = "linear"
     """Noise levels of the chain: `linear` β 1e-4…0.02 (Ho et al. 2020), `cosine` ᾱ (Nichol &
     Dhariwal 2021, arXiv 2102.09672), `edm`: ln σ evenly spaced from 0.002 to 80, σ² = 1/SNR (Karras
-    et al. 2022, arXiv 2206.00364); the network is told ¼·ln σ in place of t."""
+    et al. 2022, arXiv 2206.00364); the time input is ¼·ln σ instead of t."""
     steps: Annotated[Int, Ge(2), Le(10000)] = 1000
     """T, the length of the chain. `linear` is scaled by 1000/T, so that ᾱ ends near zero for every
     T ≥ 25 or so."""
@@ -93,9 +93,9 @@ class Process:
     """Variance of an ancestral sampling step, for `evaluation.sampler = ddpm`: β (large) or the
     posterior variance (small)."""
     path: Literal["vp", "flow"] = "vp"
-    """What the network sees. `vp`: √ᾱ·x0 + √(1−ᾱ)·ε, variance preserving. `flow`: s·x0 + (1−s)·ε at
-    T levels of uniform s, 1−s = (t+1)/T (flow matching, arXiv 2210.02747); with `prediction = v`
-    the flow of that paper."""
+    """The network's input. `vp`: √ᾱ·x0 + √(1−ᾱ)·ε, variance preserving. `flow`: s·x0 + (1−s)·ε at T
+    levels of uniform s, 1−s = (t+1)/T (flow matching, arXiv 2210.02747); with `prediction = v` the
+    flow of that paper."""
     sigma_data: Annotated[Float, Gt(0.0), Le(10.0)] = 1.0
     """σ_d of EDM's preconditioning (arXiv 2206.00364, table 1; 0.5 there): the network sees (x0 +
     σ·ε)/√(σ²+σ_d²) and predicts v = (σ_d·ε − σ·x0/σ_d)/√(σ²+σ_d²). 1: v as it is. For `vp` with
@@ -172,8 +172,9 @@ class DiffusionEvaluation(images.Evaluation):
     scores differ from float32's by less than a tenth of their noise, decided once, for a search
     before its first trial; on a CPU float32. `tf32` (NVIDIA GPUs) and `bf16` are not compared."""
     validation_images: Annotated[Int, Ge(0), Le(100000), EvaluationProtocol()] = 256
-    """Images, of the split that is not learned where there is one, whose ε-error is measured per
-    log-SNR bin on fixed timesteps and noise: what no sampler and no weighting changes. 0: none."""
+    """Images whose ε-error is measured per log-SNR bin, on fixed timesteps and noise, so that no
+    sampler or weighting changes the measure. They are of the other split, if there is one. 0:
+    none."""
 
     def check(self, config: Any) -> None:
         super().check(config)

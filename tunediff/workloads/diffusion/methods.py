@@ -225,8 +225,8 @@ class BetaPolicy(Mixed):
     interval: Annotated[Int, Ge(1), Le(10000)] = 40
     """f_S: optimizer steps from one update of the policy to the next."""
     selected: Annotated[Int, Ge(1), Le(100)] = 3
-    """|S|: timesteps at which the reward is measured, chosen for how well they tell the whole
-    chain's progress."""
+    """|S|: timesteps at which the reward is measured, chosen for how well they represent the whole
+    chain."""
     scan: Annotated[Int, Ge(2), Le(10000)] = 100
     """Timesteps, evenly spaced, among which S is chosen: each costs two forward passes of one image
     per update. The paper scans the whole chain."""
@@ -258,28 +258,26 @@ class BetaPolicy(Mixed):
 
 @section
 class Wiener(Mixed, Spread):
-    """Our own: draws around the noise level at which the images' spectrum leaves noise and image
-    least certain, as the best linear denoiser shows it; then also by the spectrum, the more the
-    network leads that denoiser, and wider as the lead stops growing: adapts during training at next
-    to no cost."""
+    """Our own: draws around the noise level at which noise and image are least certain together, by
+    the best linear denoiser. As the network gets ahead of that denoiser, more draws follow the
+    images' spectrum and the distribution widens: adapts during training at next to no cost."""
 
     name: Literal["wiener"] = "wiener"
     width: Annotated[Float, Gt(0.0), Le(10.0)] = 0.85
-    """Standard deviation of the log-SNR that is drawn at first; it grows up to three times."""
+    """Initial standard deviation of the drawn log-SNR; it grows up to three times."""
     stratified: Bool = True
 
 
 @section
 class InfoNoise(Mixed, Spread):
     """InfoNoise (arXiv 2602.18647): noise levels are drawn by how much an image's conditional
-    entropy changes there, as the errors of the batches that are trained anyway show it; adapts
-    during training at next to no cost.
+    entropy changes there, estimated from the errors of the trained batches; adapts during training
+    at next to no cost.
     """
 
     name: Literal["info_noise"] = "info_noise"
     gate: Annotated[Float, Ge(0.0), Le(10.0)] = 0.15
-    """c: noise levels σ = SNR^−½ below it are passed over, by the factor σ³/(σ³ + c³). 0: none
-    are."""
+    """c: noise levels σ = SNR^−½ below it are drawn less, by σ³/(σ³ + c³); 0: no gate."""
     compensation: Share = 0.0
     """κ in the division by w^κ, w being the loss weight on the error of the image: 0 lets p itself
     follow the entropy rate; 1, the paper's, lets p·w follow it, which with ε and constant weighting
