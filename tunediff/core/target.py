@@ -161,7 +161,7 @@ class Approach:
         before, self._before = self._before, (at_s, mean)
         if len(self._last) < least or not self._target.met(mean):
             return None
-        if before is None:
+        if before is None or self._target.met(before[1]):  # of too few values, it did not count
             return at_s
         return before[0] + (before[1] - self._target.value) / (before[1] - mean) * (
             at_s - before[0]
