@@ -126,7 +126,7 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
             trial.keep(scaler=self.scaler)
         steps = self.gradient_accumulation_steps
         passes = self._loader = UserLoader(trial, loader, samples=samples, group=steps)
-        passes.before_step = self._follow_budget
+        passes.schedulers = self._budget_schedulers
         self._losses = StepLosses(trial, passes, lambda: self._optimizers)
         yield from passes.passes()
 
@@ -135,10 +135,6 @@ class TrialAccelerator(Accelerator):  # type: ignore[misc]
         if self._losses is not None:
             self._losses.add(loss / self.gradient_accumulation_steps)
         super().backward(loss, **options)
-
-    def _follow_budget(self) -> None:
-        for scheduler in self._budget_schedulers:
-            scheduler.follow()
 
     def end_training(self) -> None:
         """Finish the trackers; the process group is that of the trial, which is not over."""

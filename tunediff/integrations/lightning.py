@@ -225,13 +225,9 @@ class _Clock(pl.Callback):  # type: ignore[misc]
             )
         accumulation = trial.config.loader.accumulation
         self._loader = UserLoader(trial, divided(loader, trial), group=accumulation)
-        self._loader.before_step = self._before_step
+        self._loader.schedulers = self._schedulers
         self._losses = StepLosses(trial, self._loader, lambda: self.trainer.optimizers)
         return self._loader
-
-    def _before_step(self) -> None:
-        for scheduler in self._schedulers:
-            scheduler.follow()
 
     # ---- hooks of Lightning
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:

@@ -94,8 +94,8 @@ class UserLoader:
         """Whether the budget is spent."""
         self.last_of_step = True
         """Whether the batch that was given out last is the last of its step."""
-        self.before_step: Callable[[], object] = lambda: None
-        """Called before the first batch of each step is given out."""
+        self.schedulers = list[BudgetScheduler]()
+        """They follow the budget before the first batch of each step is given out."""
         self.after_step: Callable[[], object] = lambda: None
         """Called when all batches of a step were given out and the next one is asked for."""
 
@@ -222,7 +222,8 @@ class UserLoader:
             epoch = self.position["epoch"] if epoch is None else epoch
             if self.position["epoch"] != epoch:
                 return  # the loader has fewer batches than its length says
-            self.before_step()
+            for scheduler in self.schedulers:
+                scheduler.follow()
             batches, self._next = self._next or [], None
             for number, batch in enumerate(batches, 1):
                 self.last_of_step = number == len(batches)

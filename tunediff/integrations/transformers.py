@@ -134,7 +134,6 @@ class _UnderClock:
         # trl's packing joins the sequences of a batch into one row
         samples = self.trial.shard.count if getattr(self, "padding_free", False) else None
         self.own_loader = UserLoader(self.trial, loader, group=group, samples=samples)
-        self.own_loader.before_step = lambda: self.lr_scheduler.follow()
         self._losses = StepLosses(self.trial, self.own_loader, lambda: [self.optimizer])
         return self.own_loader
 
@@ -150,6 +149,7 @@ class _UnderClock:
     def create_scheduler(self: Any, num_training_steps: int, optimizer: Any = None) -> Any:
         scheduler = super().create_scheduler(self.schedule_steps, optimizer)  # type: ignore[misc]
         self.lr_scheduler = BudgetScheduler(scheduler, self.schedule_steps, self.trial)
+        self.own_loader.schedulers = [self.lr_scheduler]
         return self.lr_scheduler
 
     def _prepare_for_training(self: Any, *args: Any) -> Any:
