@@ -30,13 +30,13 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from scipy import special
-from tunediff.core.refusals import allow, writing
 
 from benchmarks.believe.noise import REFERENCE, Drawn, Measured, Numbers, sources
 from tunediff import cli
 from tunediff.analysis import statistics
 from tunediff.analysis.sequential import Rules, analyse
 from tunediff.core import text
+from tunediff.core.options import allow, writing
 from tunediff.core.outcomes import Verdict
 
 MOST = 12
