@@ -22,7 +22,6 @@ from tunediff.config import ConfigError, Lines, is_command
 from tunediff.core import lock, machine, remote, text
 from tunediff.core import trial_record as record
 from tunediff.core.listeners import Activity
-from tunediff.core.machine import emulated as emulated_formats
 from tunediff.core.options import allow, check_name, check_new, check_writable, timed_name
 from tunediff.experiment.model import FILE, Drawing, Experiment, RunLimit, is_search
 from tunediff.inspector import probe
@@ -267,13 +266,13 @@ def _new(options: SearchOptions, engine: bool) -> SearchRequest:
 
 def _content(path: Path, settings: Sequence[str], address: str | None, engine: bool) -> Lines:
     """Return a search file's content, completed for a workload."""
-    machine, sizes = resources.local(), tuple[int, ...]()
+    here, sizes = resources.local(), tuple[int, ...]()
     # The machine of the search may train nothing: on a cluster every knob is searched that may
     # help.
-    cores, gpu, emulated = NODE_CORES, True, emulated_formats()
+    cores, gpu, emulated = NODE_CORES, True, machine.emulated()
     if address is None:
-        cores, gpu, sizes = machine.cores, machine.gpus > 0, resources.world_sizes_of(machine)
-    read = search_space.read(path, sizes, machine.gpus > 0)
+        cores, gpu, sizes = here.cores, here.gpus > 0, resources.world_sizes_of(here)
+    read = search_space.read(path, sizes, here.gpus > 0)
     content = search_space.completed(read, path, settings, cores, gpu, emulated, engine)
     if content is read or not engine:
         return content

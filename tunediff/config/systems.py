@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import platform
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
@@ -127,8 +126,6 @@ class Memory:
     def not_effective(self, config: Systems, device: str) -> Iterator[tuple[str, str]]:
         if self.keep_freed and device == "cuda":
             yield "memory.keep_freed", "a GPU's allocator keeps what is freed anyway"
-        elif self.keep_freed and platform.libc_ver()[0] != "glibc":
-            yield "memory.keep_freed", "only the allocator of glibc takes this order"
 
 
 @section

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import tempfile
 from pathlib import Path
 
 from tunediff.core.errors import Failure
@@ -57,17 +58,14 @@ def is_full(folder: Path, failure: Failure) -> bool:
 
 def unwritable(folder: Path) -> OSError | None:
     """Return why the folder cannot be written to, or None. Under 8 MiB of space is full."""
-    probe = folder / f".probe-{os.getpid()}"
     try:
-        with naming_file(probe), open(probe, "wb") as file:
+        # without a name, so that nothing of it stays
+        with naming_file(folder / "probe"), tempfile.TemporaryFile(dir=folder) as file:
             file.write(bytes(8 * 2**20))
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
         return error
-    finally:
-        with contextlib.suppress(OSError):
-            probe.unlink()
     return None
 
 
