@@ -56,8 +56,9 @@ def sessions(folder: Path) -> list[SearchSession]:
             first = line
         elif periods and line["event"] != OUTSIDE:
             period = periods[-1]
-            # By the monotonic clock, which nobody sets
-            period.spent_s = max(0.0, line["monotonic_s"] - first["monotonic_s"])
+            # By the monotonic clock, which nobody sets; what is noted after the end spends nothing
+            if period.end is None:
+                period.spent_s = max(0.0, line["monotonic_s"] - first["monotonic_s"])
             period.time_is_up |= line["event"] == TIME_IS_UP
             if line["event"] == "end":
                 period.end, period.complete = line["time"], line.get("complete") is True
@@ -81,12 +82,14 @@ def not_begun(results: Results, periods: Sequence[SearchSession]) -> str:
         return ""
     why = "nothing new was left to draw"
     if periods[-1].time_is_up and space.budget.total_s is not None:
-        limit = text.seconds(space.budget.total_s)
         per_trial_s = space.budget.total_s / max(1, len(results.trials))
         enough = text.seconds(60.0 * math.ceil(per_trial_s * space.budget.trials / 60))
         words = ("--resume", results.folder.name, "--total", enough)
         more = text.command("search", *words, storage=results.folder.parent)
-        why = f"another would not end within {limit}; to run them: {more}"
+        why = (
+            f"another would not end within {text.seconds(space.budget.total_s)}; to run them:"
+            f" {more}"
+        )
     return f"{many:,} of {text.pluralize(space.budget.trials, 'trial')}: {why}"
 
 

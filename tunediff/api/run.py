@@ -150,6 +150,9 @@ def _search(
         left = confirming.pending(folder, space, is_here)
         if nothing_left and left is None:
             command_time.dismiss()
+            # A session that was killed has no end, and would go on to here
+            if not searched and any(one.end for one in journals.sessions(folder)[-1:]):
+                sessions.note_time_is_up(folder)
             return
         frozen_code.check_unedited(folder, options.force)
         command_time.charge()
@@ -184,7 +187,12 @@ def _search(
                 again = _confirming_backend(folder, left[1], options, share, lambda dashboard: None)
                 backend = devices.enter_context(again)
             _confirm(analysis.read(folder), *left, backend, display, listeners)
-        elif not is_alone and space.finalists and space.budget.total_s is not None:
+        elif (
+            not is_alone
+            and space.finalists
+            and space.budget.total_s is not None
+            and not ((test := confirming_runs.read(analysis.read(folder))) and test.ended)
+        ):
             shown.say(_no_time(folder, space))
 
 
@@ -218,10 +226,12 @@ def _confirm(
 
 def _no_time(folder: Path, space: SearchSpace) -> str:
     total_s = space.budget.total_s or 0.0
-    why = f"another round would not end within the limit of {text.seconds(total_s)}"
-    words = ("search", "--resume", folder.name, "--total", text.seconds(2 * total_s))
-    more = text.command(*words, storage=folder.parent)
-    return f"no further confirming runs: {why}; for more, after trials not begun: {more}"
+    words = ("--resume", folder.name, "--total", text.seconds(2 * total_s))
+    return (
+        "no further confirming runs: another round would not end within the limit of"
+        f" {text.seconds(total_s)}; for more, after trials not begun:"
+        f" {text.command('search', *words, storage=folder.parent)}"
+    )
 
 
 def _announce(console: Console) -> None:
