@@ -443,7 +443,8 @@ def _end(
         reason = f"no value of {definition.objective} in {where}{_last_lines(process)}"
         status = Status.ERROR
     elif (target := definition.condition) and not reader.is_enough:
-        status, reason = Status.MISSED, target.missed
+        within = f" within {reader.run.limit_s:g} s (--budget)" if ending == "budget" else ""
+        status, reason = Status.MISSED, target.missed + within
     elif not math.isfinite(reader.value):
         status, reason = Status.NAN, f"{definition.objective} is {reader.value}"
     trained_s = reader.clock.elapsed_s(now)
