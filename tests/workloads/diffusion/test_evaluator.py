@@ -24,7 +24,7 @@ from tunediff.evaluation import judge as judging
 from tunediff.evaluation.distance import FeatureStatistics, NonFiniteError, frechet
 from tunediff.training import number_formats
 from tunediff.workloads.diffusion import evaluator
-from tunediff.workloads.diffusion.evaluator import BINS, Evaluator, Losses, Scores, Validation, generate, held_out
+from tunediff.workloads.diffusion.evaluator import BINS, Evaluator, Validation, generate, held_out
 from tunediff.workloads.diffusion.knobs import Process
 from tunediff.workloads.diffusion.process import Diffusion, equal_bins
 
@@ -210,7 +210,7 @@ def _judged(world: World) -> tuple[Any, Any, list[str]]:
 @pytest.mark.nightly
 def test_two_ranks_agree_with_one(digits: Images, config: Any, identity: Any, tmp_path: Path) -> None:
     alone = judge(config, digits)
-    expected: Scores = alone(network, identity)
+    expected = alone(network, identity)
     results = ranks(_judged, tmp_path)
     for scores, first, failures in results:
         assert scores == results[0][0], "every rank has the very same numbers"
@@ -247,7 +247,7 @@ def taken(config: Any, images: Images) -> tuple[Tensor, str]:
     return held_out(config.data, images, config.evaluation.validation_images)
 
 
-def measured(images: Images, predict: Any, diffusion: Diffusion, **knobs: Any) -> Losses:
+def measured(images: Images, predict: Any, diffusion: Diffusion, **knobs: Any) -> dict[str, Any]:
     config = override(baseline("digits"), {"evaluation.validation_images": 64} | knobs)
     pixels, _ = taken(config, images)
     return Validation(pixels, diffusion, alone("cpu"), config.evaluation.batch_size)(predict)

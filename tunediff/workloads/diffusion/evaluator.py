@@ -15,7 +15,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from typing import TypedDict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from tunediff.distributed import World
 from tunediff.evaluation import features
 from tunediff.evaluation.distance import NonFiniteError
 from tunediff.evaluation.generation import ImageNoise, shares
-from tunediff.evaluation.judge import Distances, Drawn, Judge, choose_format
+from tunediff.evaluation.judge import Drawn, Judge, choose_format
 from tunediff.training import number_formats
 from tunediff.training.number_formats import CHECKED, Format, FormatChoice
 from tunediff.training.precision import evaluation_precision
@@ -98,20 +98,6 @@ def to_uint8(x: Tensor) -> Tensor:
 
 
 # ---- the validation loss
-class Losses(TypedDict, total=False):
-    """The result of a validation."""
-
-    validation_loss: float
-    """Mean squared error of ε̂ per pixel, under timesteps uniform over the chain. It depends on the
-    noise levels: compare only models of one process; `validation_mse` is by log-SNR."""
-    validation_mse: list[float | None]
-    """The same within 10 bins of log-SNR, high to low noise; None: no timestep in it."""
-    validation_log_snr: list[float]
-    """The bins' 11 rising edges in log(ᾱ/(1−ᾱ)); outer bins include all beyond ±12."""
-    validation_split: str
-    """Split of the images: `test`, held out; otherwise the split that is learned."""
-
-
 class Validation:
     """Measures models on one set of images. All ranks call it at every evaluation.
 
@@ -131,8 +117,14 @@ class Validation:
         self._timesteps = torch.stack(spread, dim=1).flatten()
         self._noises = ImageNoise(mix("validation"), pixels.shape[1:], world.device)
 
-    def __call__(self, predict: Predict, precision: Format = "fp32") -> Losses:
+    def __call__(self, predict: Predict, precision: Format = "fp32") -> dict[str, Any]:
         """Return the errors of `predict`, a network in evaluation mode.
+
+        `validation_loss`: mean squared error of ε̂ per pixel, under timesteps uniform over the
+        chain. It depends on the noise levels: compare only models of one process.
+        `validation_mse`: the same within 10 bins of log-SNR, high to low noise; None: no timestep
+        in it. `validation_log_snr`: the bins' 11 rising edges in log(ᾱ/(1−ᾱ)); outer bins include
+        all beyond ±12.
 
         The error of an image is the mean of (ε̂ − ε)² over its pixels; ε̂ is the noise that the
         network's output implies, so that all models are measured alike. `precision`: number format
@@ -201,11 +193,6 @@ def held_out(data: Data, images: Images, count: int) -> tuple[Tensor, str]:
 
 
 # ---- both
-class Scores(Distances, Losses):
-    """The result of an evaluation. The entries of `Losses` are absent if
-    `evaluation.validation_images` is 0."""
-
-
 class Evaluator:
     """Judges models against one set of real images. Built once, called at every evaluation point.
 
@@ -232,8 +219,9 @@ class Evaluator:
         if evaluation.precision != "auto":
             self._format = evaluation.precision
 
-    def __call__(self, predict: Predict, diffusion: Diffusion) -> Scores:
-        """Return the scores of `evaluation.images` generated images, and the validation loss.
+    def __call__(self, predict: Predict, diffusion: Diffusion) -> dict[str, Any]:
+        """Return `Distances` of `evaluation.images` generated images, and what `Validation` returns
+        with the split of its images, unless `evaluation.validation_images` is 0.
 
         `predict`: a network in evaluation mode, of which the first decides what
         `evaluation.precision: auto` is, unless `decide` was called.
@@ -255,12 +243,11 @@ class Evaluator:
                 rank=world.rank, world=world.size, progress=progress.step,
             )  # fmt: skip
             scores = self.judge(batch for _, batch in batches)
-        losses: Losses = {}
-        if self._held_out is not None:
-            pixels, losses["validation_split"] = self._held_out
-            validation = Validation(pixels, diffusion, world, protocol.batch_size)
-            losses |= validation(predict, precision)
-        return {**scores, **losses}
+        if self._held_out is None:
+            return {**scores}
+        pixels, split = self._held_out
+        validation = Validation(pixels, diffusion, world, protocol.batch_size)
+        return {**scores, **validation(predict, precision), "validation_split": split}
 
     def decide(self, predict: Predict, diffusion: Diffusion) -> FormatChoice | None:
         """Decide what `auto` is on this device, by rank 0's times; return what was measured.
