@@ -194,9 +194,7 @@ def _create_checked(
         return space, {"evaluation_s": 0.0}  # it evaluates itself within its budget
     from tunediff.inspector import check  # imports torch
 
-    space, report = check.create(folder, request.space, request.content, say)
-    keys = Measured.__annotations__
-    return space, cast(Measured, {key: value for key, value in report.items() if key in keys})
+    return check.create(folder, request.space, request.content, say)
 
 
 def _resumed(options: SearchOptions) -> SearchRequest:

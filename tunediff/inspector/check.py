@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from torch.utils._pytree import tree_leaves
 
@@ -29,6 +29,7 @@ from tunediff.core.outcomes import Status
 from tunediff.core.template import TemplateError
 from tunediff.core.text import number
 from tunediff.core.trial_record import NEVER_READ, TrialRecord
+from tunediff.inspector.probe import Measured
 from tunediff.inspector.watched_run import FACTS, answer
 from tunediff.search_space import SearchSpace
 from tunediff.training import entries
@@ -105,16 +106,12 @@ Train = Callable[[TrialSpec, bool], object]
 """Trains a run to its end, or interrupted after its first point; its journal has the result."""
 
 
-class Report(TypedDict, total=False):
+class Report(Measured, total=False):
     """The result of a check that found no mistake."""
 
     unread: list[str]
     """Knobs that its training never looked at."""
     warnings: list[str]
-    parameters: int
-    saved_parameters: int
-    """Numbers in the file of weights: an adapter's are without its frozen base."""
-    evaluation_s: float
     value: float
     """The objective after two steps."""
 

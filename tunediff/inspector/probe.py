@@ -38,7 +38,7 @@ class Measured(TypedDict, total=False):
     parameters: int
     """Parameters of the model; absent if its workload does not say how to build it."""
     saved_parameters: int
-    """Those that are written; absent: all."""
+    """Those that are written, an adapter's without its frozen base; absent: all."""
 
 
 def before_search(

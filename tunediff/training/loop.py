@@ -71,13 +71,10 @@ def batches(engine: Engine, build: Build, *, reseed: bool = True) -> Iterator[An
         else:
             evaluate_point(engine, index, index / total)
 
-    # ---- the weights that are exported, where the last point was not judged here on all ranks
-    if engine.world.any(engine.judged is None):
-        kept = engine.judged, engine.judged_digest
+    # ---- the weights that are exported, where no last point was judged
+    if engine.judged is None:
         with engine.clock.part("checkpoint"):
             note_judged(engine, keep=True)
-        if kept[0] is not None:
-            engine.judged, engine.judged_digest = kept
     engine.done = True
     engine.close()
     for observer in engine.observers:
@@ -269,7 +266,7 @@ def find_checkpoint(engine: Engine) -> Mapping[str, Any] | None:
         return None
     reasons: list[str] = []
     content = state.load(engine.folder, reasons.append) if engine.world.main else None
-    result = content.pop("result", None) if content is not None else None
+    result = content.pop("result", {}) if content is not None else {}  # rank 0 has it alone
     content, reasons = state.broadcast(content, engine.world), engine.world.tell(reasons)
     if content is not None and (misfit := _misfit(engine, content)):
         if engine.world.main:
