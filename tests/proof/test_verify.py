@@ -270,7 +270,7 @@ def test_equal_sides_have_other_seeds_of_the_same_stream_and_are_verified(progra
     result = json.loads(capsys.readouterr().out)
     assert (code, result["rule"]["equal_sides"]) == (10, True)
     a, b = result["candidates"]
-    assert (a["digest"], b["configuration"]) == (b["digest"], {})
+    assert (a["digest"], b["configuration"], b["name"]) == (b["digest"], {}, "lr=1 on other seeds")
     assert set(a["values"]).isdisjoint(b["values"])
     assert verify.main(["proof"]) == 0
 

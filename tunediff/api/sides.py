@@ -206,7 +206,7 @@ def of_commands(options: CompareOptions) -> tuple[CommandSide, CommandSide]:
             if len(groups) < 2 or name in groups[1]
         )
         names = {"--run": defined.title, "--at": str(revision)}
-        name = names.get(twice[0], shown) if twice else defined.title + TWIN * index
+        name = names.get(twice[0], shown) if twice else (shown or defined.title) + TWIN * index
         return CommandSide(name, defined, values, revision)
 
     both = side(0), side(1)
