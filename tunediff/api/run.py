@@ -217,7 +217,7 @@ def _confirm(
     repeat_lost(place)
     with display(place, space) as shown, listeners.with_listeners(shown):
         listeners.set_output(shown.say)
-        log_exceptions("what is confirmed", _announce, shown)
+        log_exceptions("the confirming runs", _announce, shown)
         tell = functools.partial(_tell, shown)
         confirming.run(results, place, space, backend, listeners, tell)
         if not confirming.over(results, place):

@@ -66,7 +66,7 @@ class Heartbeat:
     def _run(self) -> None:
         while not self._over.wait(min(1.0, SILENCE_S / 4)):
             if time.monotonic() - self._last >= SILENCE_S:
-                log_exceptions("what goes on", lambda: self._say(self.doing()))
+                log_exceptions("the heartbeat", lambda: self._say(self.doing()))
                 self.beat()
 
     def doing(self) -> str:

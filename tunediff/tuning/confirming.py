@@ -160,7 +160,7 @@ def run(
         result = confirming_runs.confirm(results, runs)
         if result.analysis.rounds > rounds_reported:
             rounds_reported = result.analysis.rounds
-            log_exceptions("how far the confirming runs are", tell, result)
+            log_exceptions("progress of the confirming runs", tell, result)
         return result.ended or not has_time(results, folder, space)
 
     resume = text.command("search", "--resume", results.folder.name, storage=results.folder.parent)
