@@ -106,7 +106,11 @@ def compared(result: Result, one: Candidate) -> str:
         )
     shown, whose = interval(one.effect), "A's" if result.sides is not None else "the baseline's"
     if shown in ("", OPEN) or one.effect is None:
-        return f"the difference in {result.metric} is {shown or 'unknown'}"
+        return (
+            f"the interval of {result.metric} is still too wide to print"
+            if shown
+            else f"the difference in {result.metric} is unknown"
+        )
     how = "times" if one.effect.kind == "ratio" else "compared with"
     return f"{result.metric} {shown} {how} {whose}"
 
