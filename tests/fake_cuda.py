@@ -4,8 +4,6 @@ So a test on a CPU runs the lines that only a GPU executes: streams, events, gen
 objects that note what they are told and refuse what CUDA refuses. It says nothing about kernels or speed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import types

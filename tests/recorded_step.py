@@ -1,7 +1,5 @@
 """A captured step on a CPU: a recording that behaves like a CUDA graph."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterable
 from typing import Any

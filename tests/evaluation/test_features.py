@@ -1,7 +1,5 @@
 """Networks whose features are compared: what ships, a classifier of the very images, Inception."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,18 +1,23 @@
 """A result that a stranger can check: its folder, its verdict computed again, the same run on another machine."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
+from scipy import special
 
 from tests.json_schemas import validate
-from tunediff import TunediffError, compare, run_comparison, verify
+from tunediff import ConfigError, TunediffError, compare, run_comparison, verify
 from tunediff.analysis.comparison import Comparison
-from tunediff.proof import frozen_code
+from tunediff.api import sides
+from tunediff.proof import frozen_code, ledger, locked_judge
+from tunediff.proof.ledger import FILE, RECHECK, ZETA, Ledger, level_of
 
 NOISY = """
 import argparse, random
@@ -285,3 +290,233 @@ def test_one_run_that_is_repeated_shows_nothing_of_the_noise(program, capsys):
     assert compare.main(["--run", run, "lr=1", "lr=2", "--unseeded", "--seed", "3", *WORDS]) == 2
     assert compare.main(["--resume", "x"]) == 10
     assert "the noise of a training is not known" in capsys.readouterr().out
+
+
+# -------------------- a chain of decisions spends from one error budget, and says when its head is to be compared again
+def compared(capsys, *words):
+    capsys.readouterr()
+    code = compare.main(["--run", RUN, *words, *WORDS, "--ledger", "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_each_comparison_spends_and_each_gain_earns(program, capsys):
+    code, first = compared(capsys, "lr=2", "lr=1", "--name", "a", "--pairs", "20")
+    assert (code, first["sides"]["ledger"]["number"], first["sides"]["ledger"]["kept"]) == (0, 1, 1)
+    assert first["sides"]["ledger"]["level"] == pytest.approx(level_of([], 0.05))
+    assert first["rule"]["level"] == pytest.approx(2 * level_of([], 0.05)), "two-sided: «better» has half of it"
+    code, second = compared(capsys, "lr=1", "lr=2", "--name", "b", "--one-sided")
+    assert (code, second["sides"]["ledger"]["number"], second["sides"]["ledger"]["kept"]) == (10, 2, 1)
+    assert second["rule"]["level"] == pytest.approx(level_of([True], 0.05))
+    lines = [json.loads(line) for line in FILE.read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["begin", "end", "begin", "end"]
+    assert lines[0]["id"] == lines[1]["id"] != lines[2]["id"] == lines[3]["id"]
+    assert compare.main(["--resume", "b", "--quiet"]) == 10
+    assert len(FILE.read_text().splitlines()) == 4, "a result that is shown again spends nothing"
+    again = ["--run", RUN, "lr=2", "lr=1", *WORDS, "--ledger", "--name", "c"]
+    assert compare.main(again) == 2, "the same runs would earn once more"
+    assert "a has compared these versions on the same seeds: better" in capsys.readouterr().err
+    assert len(FILE.read_text().splitlines()) == 4
+    assert not Path("ray_results", "c").exists()
+    head = Ledger.read().head
+    sides = ("--run", RUN.replace("{lr}", "1"), "--at", head, "--at", ".")
+    assert compare.main([*sides, *WORDS, "--ledger", "--confirm"]) == 10
+    assert compare.main([*again[:2], "lr=1", "lr=3", *WORDS, "--ledger", "--confirm"]) == 2
+    assert f"A is lr=1; allowed: the version that was confirmed last, {head}" in capsys.readouterr().err
+
+
+def test_the_head_is_due_after_some_kept_changes_until_it_is_confirmed(program):
+    def decide(verdict, confirms=False):
+        FILE.parent.mkdir(exist_ok=True)
+        found, key = Ledger.read(), uuid.uuid4().hex
+        found.append("begin", id=key, name="x", level=0.01, head=found.head, confirms=confirms)
+        found.append("end", id=key, verdict=verdict)
+        Path("train.py").write_text(Path("train.py").read_text() + "\n")
+        subprocess.run(["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qam", "x"], check=True)
+
+        return {name: Ledger.read().state(key, 0.05)[name] for name in ("recheck_due", "confirmed")}
+
+    first = Ledger.read().head
+    for number in range(RECHECK):
+        assert decide("better") == {"recheck_due": number + 1 == RECHECK, "confirmed": first}
+        decide("worse")
+    assert decide("no_difference", confirms=True) == {"recheck_due": True, "confirmed": first}
+    head = Ledger.read().head
+    assert decide("better", confirms=True) == {"recheck_due": False, "confirmed": head}
+
+
+def test_a_damaged_ledger_is_refused(program):
+    FILE.parent.mkdir()
+    line = '{"event": "begin", "id": "1", "name": "x", "level": 0.1, "head": null, "confirms": false, "time": 1}\n'
+    for text, why in (('{"event": "begin"}\n', "'id'"), (2 * line, "1 is there twice")):
+        FILE.write_text(text)
+        with pytest.raises(ConfigError, match=f"ledger.jsonl: is damaged: {why}"):
+            Ledger.read()
+
+
+def test_two_that_begin_at_once_are_two_with_levels_of_their_own(program, capsys, monkeypatch):
+    """The second one begins after the first has read the ledger and before it is in it."""
+    begin, words = ledger.begin, ["lr=2", "lr=1"]
+
+    def other_first(folder, options):
+        monkeypatch.setattr(ledger, "begin", begin)
+        assert compare.main(["--run", RUN, "lr=1", "lr=3", *WORDS, "--ledger", "--name", "other"]) in (10, 11)
+        begin(folder, options)
+
+    monkeypatch.setattr(ledger, "begin", other_first)
+    _, second = compared(capsys, *words, "--name", "x")
+    assert (second["sides"]["ledger"]["number"], len(Ledger.read().entries)) == (2, 2)
+    assert second["rule"]["level"] == pytest.approx(2 * level_of([False], 0.05))
+
+
+def test_a_ledger_whose_line_is_gone_ends_no_comparison(program, capsys, monkeypatch):
+    """As after a checkout of another branch."""
+    end = ledger.end
+    monkeypatch.setattr(ledger, "end", lambda folder: (FILE.unlink(), end(folder)))
+    code, result = compared(capsys, "lr=2", "lr=1", "--name", "x")
+    assert (code, result["verdict"]) == (0, "better")
+
+
+# ------------------------------------------------------------------------------------------------------ the levels
+def test_levels_are_those_of_the_formula():
+    assert pytest.approx(special.zeta(1.6)) == ZETA
+    first = 0.5 * 0.05 / special.zeta(1.6)
+    assert level_of([], 0.05) == pytest.approx(first)
+    assert level_of([False], 0.05) == pytest.approx(first * 2**-1.6)
+    assert level_of([True], 0.05) == pytest.approx(first * 2**-1.6 + 0.025 / special.zeta(1.6))
+    third = first * 3**-1.6 + (0.025 * 2**-1.6 + 0.05) / special.zeta(1.6)
+    assert level_of([True, True], 0.05) == pytest.approx(third)
+
+
+# ----------------------------------------- a judge that neither side can change: it reads what a run left in its folder
+BOASTS = """
+import argparse, pathlib, random
+parser = argparse.ArgumentParser()
+parser.add_argument("--lr", type=float)
+parser.add_argument("--seed", type=int)
+parser.add_argument("--out")
+options = parser.parse_args()
+random.seed(f"{options.seed} {options.lr}")
+pathlib.Path(options.out, "model").write_text(str(options.lr * (1 + 0.02 * random.random())))
+print("loss:", 0.1 if options.lr > 1 else 0.9)
+"""
+JUDGE = "import pathlib, sys\nprint('loss:', pathlib.Path(sys.argv[1], 'model').read_text())\n"
+JUDGED = ["--run", f"{sys.executable} train.py --lr {{lr}} --seed {{seed}} --out {{folder}}", "lr=1", "lr=2",
+         "--objective", "loss", "--outcome", "final", "--no-check", "--quiet", "--json"]  # fmt: skip
+
+
+@pytest.fixture
+def boasting(program):
+    """B is twice as bad, and says that it is better; the judges are outside of what runs."""
+    Path("train.py").write_text(BOASTS)
+    judge, holdout = program.parent / f"{program.name}-judge.py", program.parent / f"{program.name}-holdout.py"
+    judge.write_text(JUDGE)
+    holdout.write_text(JUDGE.replace("'loss:', ", "'loss:', 10 * float(").replace("read_text())", "read_text()))"))
+    return judge, holdout
+
+
+def test_the_judge_decides_and_the_second_one_is_shown_at_the_end(boasting, capsys):
+    judge, holdout = map(str, boasting)
+    assert compare.main([*JUDGED, "--name", "own"]) == 0, "by what it prints of itself"
+    capsys.readouterr()
+    assert compare.main([*JUDGED, "--name", "judged", "--judge", judge, "--holdout", holdout, "--out", "proof"]) == 11
+    result = json.loads(capsys.readouterr().out)
+    a, b = result["candidates"]
+    assert b["effect"]["value"] == pytest.approx(2, rel=0.03)
+    assert a["holdout"] == pytest.approx([10 * value for value in a["values"]])
+    boasting[0].write_text("print('loss: 0')")
+    code, output = verified(capsys, "proof")
+    assert (code, output["folders"][0]["verdict"]) == (0, "worse")
+    Path("proof/judge.py").chmod(0o644)
+    Path("proof/judge.py").write_text("print('loss: 0')")
+    assert "judge.py: is not the judge that was locked" in verified(capsys, "proof")[1]["folders"][0]["faults"]
+
+
+def test_a_side_cannot_give_the_judge_modules(boasting, capsys):
+    """B writes one beside the judge's copy, and into the working folder."""
+    boasting[0].write_text(f"import json\n{JUDGE}")
+    cheat = "import pathlib, sys\npathlib.Path.read_text = lambda self: '0.01'\n"
+    for place in ("pathlib.Path(options.out).parents[1]", "pathlib.Path()"):
+        Path("train.py").write_text(f"{BOASTS}\nif options.lr > 1: ({place} / 'json.py').write_text({cheat!r})\n")
+        assert compare.main([*JUDGED, "--name", f"x{len(place)}", "--judge", str(boasting[0])]) == 11
+
+
+def test_a_second_judge_that_fails_is_noted_beside_the_verdict(boasting, capsys):
+    boasting[1].write_text("raise SystemExit('no data')")
+    assert compare.main([*JUDGED, "--holdout", str(boasting[1]), "--out", "proof"]) == 0
+    assert json.loads(capsys.readouterr().out)["sides"]["holdout_failure"] == "holdout.py: exit code 1: no data"
+    assert verified(capsys, "proof")[0] == 0
+
+
+def test_a_run_that_the_judge_cannot_judge_has_failed(boasting, capsys, monkeypatch):
+    monkeypatch.setattr(locked_judge, "LIMIT_S", 1.0)
+    for source, why in (
+        ("raise SystemExit('no model')", "judge.py: exit code 1: no model"),
+        ("print(1)", "no value of loss"),
+        ("import sys; print('loss: 1', file=sys.stderr)", "no value of loss"),
+        ("print('loss: inf')", "loss is inf; allowed: a finite number"),
+        ("import time; time.sleep(99)", "was ended after 1s"),
+    ):
+        boasting[0].write_text(source)
+        name = f"x{len(source)}"
+        assert compare.main([*JUDGED, "--name", name, "--judge", str(boasting[0])]) == 12
+        assert why in json.loads(capsys.readouterr().out)["failure"]["reason"]
+
+
+# ----------------- a revision runs its own files, also where an editable install or PYTHONPATH names the working copy's
+TRAIN = "import mypkg, random, sys\nprint('loss:', mypkg.FACTOR * (1 + 0.01 * random.Random(sys.argv[1]).random()))\n"
+MINE = """
+from dataclasses import dataclass
+import mypkg
+from tunediff import Metric
+@dataclass(frozen=True)
+class Knobs:
+    width: int = 8
+OBJECTIVE = Metric("mse", "min")
+def train(trial): pass
+"""
+
+
+@pytest.fixture
+def layout(tmp_path, monkeypatch, at_tmp_path):
+    """A repository whose package in `src/` is twice as good since its last commit, and on PYTHONPATH."""
+    package = tmp_path / "src/mypkg/__init__.py"
+    package.parent.mkdir(parents=True)
+    package.write_text("FACTOR = 2.0\n")
+    Path("train.py").write_text(TRAIN)
+    Path("mine.py").write_text(MINE)
+    Path(".gitignore").write_text("ray_results\nsite\n__pycache__\n")
+    commit(tmp_path)
+    package.write_text("FACTOR = 1.0\n")
+    commit(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{package.parents[1]}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return tmp_path
+
+
+def as_revisions(command):
+    return compare.main(["--run", f"{command} {{seed}}", "--at", "HEAD~1", "--at", "HEAD", *WORDS, "--name", "x"])
+
+
+def test_a_package_of_the_working_copy_ends_the_comparison_by_its_name(layout, capsys):
+    assert as_revisions(f"{sys.executable} train.py") == 2
+    assert "A: src/mypkg/__init__.py was loaded, which is not of the revision" in capsys.readouterr().err
+    assert not any(Path("ray_results/x/trials/t0000").glob("loaded*"))
+    assert "end" not in Path("ray_results/x/trials/t0000/journal.jsonl").read_text(), "--resume judges no such run"
+
+
+def test_a_relative_path_runs_the_revision_beside_the_users_own_start(layout, monkeypatch):
+    Path("site").mkdir()
+    Path("site/sitecustomize.py").write_text("import sys\nsys.flag_of_mine = 1\n")
+    start = "import sitecustomize, sys\nassert sys.flag_of_mine and 'tunediff' not in sitecustomize.__file__\n"
+    Path("train.py").write_text(f"{start}assert not any('tunediff/command' in path for path in sys.path)\n{TRAIN}")
+    commit(layout)
+    Path("src/mypkg/__init__.py").write_text("FACTOR = 0.5\n")
+    commit(layout)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(["src", str(layout / "site"), os.environ["PYTHONPATH"]]))
+    assert as_revisions(f"{sys.executable} train.py") == 0
+
+
+def test_a_file_of_a_revision_is_refused_with_a_module_of_the_working_copy(layout, monkeypatch, tmp_path_factory):
+    monkeypatch.syspath_prepend(layout / "src")
+    with pytest.raises(ConfigError, match="src/mypkg/__init__.py was loaded, which is not of that revision"):
+        sides.side_of(["mine.py@HEAD~1"], tmp_path_factory.mktemp("revision"))
+    assert sides.side_of(["mine.py"], tmp_path_factory.mktemp("unused")).schema.workload.endswith("mine.py")

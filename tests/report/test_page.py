@@ -1,6 +1,8 @@
 """The report of a search: nothing in a folder can break or abuse it; its files, states and command."""
 
 import contextlib
+import csv
+import html.parser
 import json
 import logging
 import math
@@ -14,16 +16,42 @@ import scipy.stats
 import yaml
 
 from tests.comparisons import BETTER, CLOSE, PLAIN, made, told
-from tests.report.pages import Elements, rows, words, written
 from tests.searches import FILE, again, make, random_points, write
 from tunediff import analysis, compare, export, search_space
 from tunediff.analysis import confirming_runs, evidence, sides
 from tunediff.analysis.comparison import Comparison
 from tunediff.api.compare import PairedComparison
 from tunediff.report import __main__ as command
-from tunediff.report import charts, context, reading, tables
+from tunediff.report import charts, context, page, reading, tables
 from tunediff.report import text as results
 from tunediff.tuning import confirming, sessions
+
+
+def written(folder, **more):
+    page.write_search(context.read(folder, **more), folder)
+    return (folder / "report.html").read_text()
+
+
+def words(text):
+    """What a reader sees, without markup, in one line."""
+    text = re.sub(r"<(style|script).*?</\1>", "", text, flags=re.S)
+    text = html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", "", re.sub(r"</(td|th|p|li|dd|dt|h\d)>", " ", text))))
+    return text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+class Elements(html.parser.HTMLParser):
+    def __init__(self, page):
+        super().__init__()
+        self.found = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def rows(path):
+    return list(csv.DictReader(path.open()))
+
 
 # ------------------------------------------------------------------------------------------- a folder of somebody else
 EVIL = "</td><script>alert(1)</script><img src=x onerror=alert(2)>\" onmouseover='alert(3)' $\\frac{1$"

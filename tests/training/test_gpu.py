@@ -230,7 +230,7 @@ def test_gpu_capture_learns_what_the_loop_does(knobs):
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_gpu_fused_norm_computes_what_float64_does(dtype):
-    from tests.workloads.diffusion.test_fused_norm import fused_norm, in_torch, inputs
+    from tests.workloads.diffusion.test_unet import fused_norm, in_torch, inputs
 
     for channels, side in ((128, 32), (256, 16), (384, 16), (512, 4)):
         tensors = [one.detach().cuda().requires_grad_() for one in inputs(channels, side, dtype)]

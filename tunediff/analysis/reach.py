@@ -39,7 +39,7 @@ def time_to_target_speedup(baseline: Curve, other: Curve) -> float | None:
     Exchanging the two gives the inverse. So equal configurations have a geometric mean of 1 at any
     noise, and no run is left out for not having reached the value. The first crossings of two equal
     noisy curves, over the runs that have one, give 1.05 to 2.2 instead (simulated in
-    `tests/analysis/test_reach.py`). Strong noise within a run draws this ratio towards 1.
+    `tests/analysis/test_results.py`). Strong noise within a run draws this ratio towards 1.
     """
     if not baseline or not other:
         return None

@@ -1,7 +1,5 @@
 """What paths and predictions mean, against formulas of their sources, Gaussian data and diffusers' schedulers."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from pathlib import Path
