@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import scipy.stats
 from scipy import stats
 
 from tunediff.analysis import confirming_runs, error_spending
@@ -45,9 +44,9 @@ def test_the_only_look_is_a_paired_t_test_of_each_rival_by_its_own_noise(rivals)
     values = np.exp(rng.normal(0, 0.1, (1 + rivals, 3)) * np.array([1, 0.2, 1, 5])[: 1 + rivals, None])
     test = analyse(values, Rules(3))
     for row, difference in zip(np.log(values[1:]), test.differences, strict=True):
-        theirs = scipy.stats.ttest_rel(row, np.log(values[0]))
+        theirs = stats.ttest_rel(row, np.log(values[0]))
         error = math.log(difference.estimate) / theirs.statistic
-        half = scipy.stats.t.ppf(1 - 0.025 / rivals, 2) * error
+        half = stats.t.ppf(1 - 0.025 / rivals, 2) * error
         assert math.log1p(difference.sd) == pytest.approx((row - np.log(values[0])).std(ddof=1))
         assert math.log1p(difference.resolution) == pytest.approx(half, rel=0.02)
 
@@ -104,7 +103,7 @@ def test_a_thousand_rounds_have_about_a_hundred_analyses_with_the_error_of_one()
     with np.errstate(divide="ignore", invalid="ignore"):
         t = means / np.sqrt(((drawn**2).cumsum(axis=1) / rounds - means**2) / (rounds - 1))
     assert (np.abs(t) >= limits).any(axis=1).mean() == pytest.approx(0.05, abs=3 * math.sqrt(0.05 * 0.95 / 4000))
-    assert limits[-1] == pytest.approx(scipy.stats.norm.ppf(1 - 0.05 / 2), rel=0.2)
+    assert limits[-1] == pytest.approx(stats.norm.ppf(1 - 0.05 / 2), rel=0.2)
 
 
 def test_rounds_behind_an_analysis_wait_for_the_next_one():
@@ -217,7 +216,7 @@ def test_the_only_look_at_signs_is_a_sign_test():
     for ahead, expected in ((10, "better"), (9, "no_difference"), (2, "worse")):
         values[1] = np.where(np.arange(12) < ahead, 0.5, np.inf)
         assert analyse(values, Rules(12, better="time", fixed=True)).differences[0].verdict == expected
-        assert (scipy.stats.binomtest(ahead, 12).pvalue <= 0.05) == (expected != "no_difference")
+        assert (stats.binomtest(ahead, 12).pvalue <= 0.05) == (expected != "no_difference")
     assert analyse(values[:, :11], Rules(12, better="time", fixed=True)).state == "open"
 
 

@@ -9,7 +9,6 @@ import pytest
 from tests.json_schemas import MODELS, OUTPUTS, generated, validate
 from tests.searches import FILE, make, noisy, write
 from tunediff import cli, search
-from tunediff.core import text
 from tunediff.core import text as words
 from tunediff.report import reading, sentences
 from tunediff.report.result import Effect
@@ -106,4 +105,4 @@ def test_json_has_no_nan(capsys):
     cli.print_json({"model": "m", "weights": Path("x"), "json": "y", "metrics": metrics})
     output = json.loads(capsys.readouterr().out)
     assert output["metrics"] == {name: {"name": name, "value": None} for name in "ab"}
-    assert (output["schema"], output["weights"]) == (text.SCHEMA, "x")
+    assert (output["schema"], output["weights"]) == (words.SCHEMA, "x")

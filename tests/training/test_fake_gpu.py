@@ -121,8 +121,8 @@ EXERCISES = (
     other_questions_get_the_answers_of_a_gpu,
 )  # fmt: skip
 ELSEWHERE = {
-    "profiling/tables.py": "tests/profiling/test_tables.py",
-    "profiling/trace.py": "tests/profiling/test_trace.py",
+    "profiling/tables.py": "tests/profiling/test_measure.py",
+    "profiling/trace.py": "tests/profiling/test_measure.py",
 }
 """Files whose branches read what a profiler of a GPU has written: tests that make it up."""
 

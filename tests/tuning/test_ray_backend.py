@@ -18,7 +18,6 @@ from ray.exceptions import OutOfMemoryError
 from ray.train import ControllerError, WorkerGroupError
 
 from tests.helpers import point
-from tests.helpers import point as point_of
 from tunediff import config as cfg
 from tunediff import search_space
 from tunediff.core.clock import Budget
@@ -311,9 +310,9 @@ def test_a_trial_is_named_with_its_knobs_and_its_latest_numbers(board, tmp_path)
     journal = Journal(tmp_path / "trials" / "t0003")
     journal.start(*cfg.identity(SPACE.config(drawn)), drawn, 9.0, 3)
     told.start("t0003", {"slot": 1})
-    point = point_of(1, 4.5, frechet=23.44, samples_per_s=4012.7, label="FD (classifier)")
-    journal.point(point)
-    told.point("t0003", {**point.flat, "objective": 23.44, "slot": 1})
+    made = point(1, 4.5, frechet=23.44, samples_per_s=4012.7, label="FD (classifier)")
+    journal.point(made)
+    told.point("t0003", {**made.flat, "objective": 23.44, "slot": 1})
     journal.end(End("oom", "16 GiB wanted"))
     told.end("t0003", {"slot": 1})
     assert shown == [

@@ -19,7 +19,6 @@ from tunediff import compare, search, search_space
 from tunediff import config as cfg
 from tunediff.config import ConfigError
 from tunediff.core import machine, trial_record
-from tunediff.core import trial_record as record
 from tunediff.core.errors import Failure
 from tunediff.core.journal import Journal, repeat_lost
 from tunediff.core.listeners import Listener, Listeners
@@ -38,7 +37,7 @@ def run(tmp_path):
         ran, heard = [], []
 
         def events_of(spec):
-            name, begun = spec.name, record.read_begun(spec.folder)
+            name, begun = spec.name, trial_record.read_begun(spec.folder)
             assert (spec.slot, spec.group.place.nodes) == (0, ("id0",))
             ran.append((name, begun.seed, begun.drawn["side"]))
             if (end := (ends or {}).get(name, End("ok"))) is OSError:
@@ -99,7 +98,7 @@ def waves(tmp_path):
                 if breaks_after is not None and spec.name > breaks_after:
                     return found  # the others run
                 Journal(spec.folder).end(End("oom" if spec.name in fails else "ok"))
-                proposer.tell(spec, record.read_trial(spec.folder))
+                proposer.tell(spec, trial_record.read_trial(spec.folder))
         return found
 
     return waves
@@ -146,8 +145,8 @@ def test_runs_that_are_left_close_ranks_where_a_round_has_too_few_devices(waves)
 def test_a_wave_that_was_interrupted_begins_again_as_a_wave(waves, tmp_path):
     assert waves(3, 2, 2, breaks_after="t0002") == [{"t0000": 0, "t0001": 1}, {"t0002": 0, "t0003": 1}]
     assert waves(3, 2, 2) == [{"t0002": 0, "t0003": 1}, {"t0004": 0, "t0005": 1}]
-    events = {one.name: [event["event"] for event in record.events(tmp_path / "trials" / one.name)]
-              for one in record.read_trials(tmp_path)}  # fmt: skip
+    events = {one.name: [event["event"] for event in trial_record.events(tmp_path / "trials" / one.name)]
+              for one in trial_record.read_trials(tmp_path)}  # fmt: skip
     assert events["t0002"] == ["start", "end", "restarted", "start", "end"]
     assert events["t0003"] == ["start", "restarted", "start", "end"], "it had begun with its neighbour"
     assert "restarted" not in events["t0000"] + events["t0001"]
@@ -155,7 +154,7 @@ def test_a_wave_that_was_interrupted_begins_again_as_a_wave(waves, tmp_path):
 
 def test_journals_say_what_ran(run, tmp_path):
     run(most=2)
-    known = {one.name: one for one in record.read_trials(tmp_path)}
+    known = {one.name: one for one in trial_record.read_trials(tmp_path)}
     assert [known[name].number for name in sorted(known)] == [0, 1, 2, 3]
     assert (known["t0003"].drawn, known["t0003"].config["seed"]) == ({"side": "B", "seed": 1001}, 1001)
 
@@ -185,7 +184,7 @@ def test_run_whose_workers_died_runs_again_on_resume(run, tmp_path):
     repeat_lost(tmp_path)
     ran, _ = run(rivals=3, most=2, loses=["t0001"])  # and loses its node then
     assert [name for name, *_ in ran] == ["t0001", "t0001", "t0004"]
-    again = record.read_trial(tmp_path / "trials" / "t0001")
+    again = trial_record.read_trial(tmp_path / "trials" / "t0001")
     assert (again.status, sentences.of_trial(again)) == ("ok", f"started from the beginning: {died.reason}")
 
 
@@ -213,7 +212,7 @@ def test_a_run_whose_node_was_lost_runs_again(run, tmp_path, monkeypatch):
     ran, heard = run(most=1, loses={"t0001"})
     assert [event for event, name, _ in heard if name == "t0001"] == ["start", "point", "point", "end"]
     assert [name for name, *_ in ran] == ["t0000", "t0001", "t0001"]
-    assert [one.status for one in record.read_trials(tmp_path)] == ["ok", "ok"]
+    assert [one.status for one in trial_record.read_trials(tmp_path)] == ["ok", "ok"]
 
 
 # ---------------- both sides of a pair at the same time: which device of the machine a run gets, and what a kill leaves

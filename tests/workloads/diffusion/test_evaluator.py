@@ -15,7 +15,6 @@ from tests.helpers import ranks
 from tests.workloads.diffusion.conftest import Identity
 from tunediff.config import ConfigError, baseline, override
 from tunediff.data import images
-from tunediff.data import images as data
 from tunediff.data.images import Images
 from tunediff.distributed import World, alone
 from tunediff.evaluation import judge as judging
@@ -399,15 +398,15 @@ def folder(root: Path, **shades: int) -> Any:
 
 def test_the_test_split_is_taken_where_it_is_not_learned(tmp_path: Path) -> None:
     config = folder(tmp_path, train=10, test=200)
-    found, split = taken(config, data.load(config.data))
+    found, split = taken(config, images.load(config.data))
     assert (split, len(found)) == ("test", 6)
     assert found.min() >= 200
     learned = override(config, {"data.split": "test"})
-    assert taken(learned, data.load(learned.data))[1] == "test"
+    assert taken(learned, images.load(learned.data))[1] == "test"
     both = override(config, {"data.split": "all", "data.max_images": None})
-    assert taken(both, data.load(both.data))[1] == "all", "the test images are learned as well"
+    assert taken(both, images.load(both.data))[1] == "all", "the test images are learned as well"
     single = override(config, {"evaluation.validation_images": 1})
-    assert len(taken(single, data.load(config.data))[0]) == 1
+    assert len(taken(single, images.load(config.data))[0]) == 1
 
 
 def test_pixels_are_scaled_as_in_training(tmp_path: Path) -> None:
@@ -418,7 +417,7 @@ def test_pixels_are_scaled_as_in_training(tmp_path: Path) -> None:
         cleanest.extend(x[t < 5].mean((1, 2, 3)).tolist())
         return x
 
-    pixels, _ = taken(config, data.load(config.data))
+    pixels, _ = taken(config, images.load(config.data))
     Validation(pixels, process(), alone("cpu"), 256)(watching)
     assert len(cleanest) >= 4
     assert all(0.9 < value < 1.01 for value in cleanest)

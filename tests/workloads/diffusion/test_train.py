@@ -173,7 +173,7 @@ def test_checkpointed_levels_keep_less():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler on a CPU")
-@pytest.mark.nightly  # a minute of the C++ compiler; `test_unet` compiles less, `test_compilation` without it
+@pytest.mark.nightly  # a minute of the C++ compiler; `test_unet` compiles less, `test_knobs` without it
 @pytest.mark.parametrize("scope", ["blocks", "model"])
 def test_compiled_training_learns_the_same_and_its_seconds_are_apart(scope):
     plain = train()
