@@ -131,7 +131,8 @@ def push_run(run: Path) -> None:
     Raises what the service raises, and `OSError` if another machine runs it as well, whose files
     stay.
     """
-    storage, copied, begun = run.parent, run / COPIED, time.time()
+    storage, begun = run.parent, time.time()
+    copied = (run if run.is_dir() else storage) / COPIED
     since = copied.stat().st_mtime if copied.exists() else 0.0
     address = str(address_of(storage))
     system, root = connect(address)
@@ -202,7 +203,7 @@ def make_folder(system: FileSystem, address: str, path: str) -> None:
 
 def _files_here(run: Path) -> list[Path]:
     """Return a run's files to copy: journals after what they describe, small before large."""
-    result: list[Path] = []
+    result = [run] if run.is_file() else []  # what an export has written beside the runs
     for name, folders, files in os.walk(run):
         of_ray = _OF_RAY if Path(name) == run else ()
         folders[:] = [one for one in folders if not one.startswith(".") and one not in of_ray]
