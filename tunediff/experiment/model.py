@@ -44,15 +44,17 @@ def seconds_of(value: Any) -> float:
     """Return the seconds of a duration above 0: a number, or in words 90s, 10m, 1h30m. Raises
     `ValueError`."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        if not 0 < value < math.inf:
-            raise ValueError("is not allowed; allowed: a duration above 0, e.g. 90s")
-        return float(value)
-    match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None or not any(match.groups()):
-        raise ValueError("is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m")
-    hours, minutes, seconds = (float(part or 0) for part in match.groups())
-    if not (total := 3600 * hours + 60 * minutes + seconds) > 0:
-        raise ValueError("is empty; allowed: a duration above 0, e.g. 90s")
+        total = float(value)
+    else:
+        match = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
+        if match is None or not any(match.groups()):
+            raise ValueError(
+                "is not a duration; allowed: a number with its unit, e.g. 90s, 10m, 1h30m"
+            )
+        hours, minutes, seconds = (float(part or 0) for part in match.groups())
+        total = 3600 * hours + 60 * minutes + seconds
+    if not 0 < total < math.inf:
+        raise ValueError("is not allowed; allowed: a duration above 0, e.g. 90s")
     return total
 
 
