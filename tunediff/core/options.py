@@ -22,7 +22,6 @@ from pydantic.fields import FieldInfo
 from tunediff.core import text
 from tunediff.core.errors import ConfigError
 
-JSON_HELP = "print the result as JSON, nothing else on stdout"
 REQUIRED = ...
 """Default of an option that has to be given."""
 S = TypeVar("S", bound="Section")
@@ -146,7 +145,7 @@ def _refusal(kind: type[Section], detail: Any) -> str:
 class JsonOptions(Options):
     """How a command prints its result."""
 
-    as_json: bool = option(False, JSON_HELP, flag="--json")
+    as_json: bool = option(False, "print the result as JSON, nothing else on stdout", flag="--json")
 
 
 class PrintingOptions(JsonOptions):
