@@ -1,10 +1,12 @@
 """What the runs of `test_foreground.py` do."""
 
+import itertools
 import logging
-import multiprocessing
 import os
 import signal
+from multiprocessing import synchronize
 from pathlib import Path
+from unittest import mock
 
 import torch
 
@@ -51,7 +53,8 @@ def semaphores(prefix):
 def load(content, lines):
     """Have a batch of a loader process, through queues whose semaphores have names; then return, or die."""
     prefix, dies = content
-    multiprocessing.current_process()._config["semprefix"] = f"/{prefix}"
+    names = (f"/{prefix}-{number}" for number in itertools.count())  # joblib gives them names of its own
+    mock.patch.object(synchronize.SemLock, "_make_name", names.__next__).start()
     order = loader.Order(8, 2, 1, 0, 1, 0)
     batches = loader.build(torch.arange(8), Loader(batch_size=2, workers=1), order, torch.device("cpu"))
     batches.fetch()
