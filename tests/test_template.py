@@ -106,12 +106,6 @@ def test_what_a_run_started_ends_with_it(reused):
     assert gone(*pids[1:])
 
 
-def test_closing_a_template_ends_its_run():
-    with template() as made:
-        pids = made.start(template_runs.spawn, "waits").receive()
-    assert gone(*pids)
-
-
 def test_parents_that_share_a_template_share_its_memory(tmp_path):
     name, runs = str(tmp_path), []
     with contextlib.ExitStack() as stack:
