@@ -318,6 +318,11 @@ def test_each_comparison_spends_and_each_gain_earns(program, capsys):
     assert len(FILE.read_text().splitlines()) == 4
     assert not Path("ray_results", "c").exists()
     head = Ledger.read().head
+    same = ("--run", RUN.replace("{lr}", "1"), "--at", "HEAD", "--at", ".", *WORDS)
+    assert compare.main(same) == 2
+    assert "the files of A and B are identical" in capsys.readouterr().err
+    with Path("train.py").open("a") as file:
+        file.write("\n")
     sides = ("--run", RUN.replace("{lr}", "1"), "--at", head, "--at", ".")
     assert compare.main([*sides, *WORDS, "--ledger", "--confirm"]) == 10
     assert compare.main([*again[:2], "lr=1", "lr=3", *WORDS, "--ledger", "--confirm"]) == 2

@@ -365,6 +365,10 @@ def create(new: NewComparison, options: CompareOptions) -> None:
             _replace_links(side, new.temporary)
             write_text(side / "config.yaml", cfg.dump(configs[-1], folder=side))
             codes.append(SideCode.of(side, **of_code))
+        versions = {(code.digest, config.seed) for code, config in zip(codes, configs, strict=True)}
+        if len(versions) == 1 and not any(code.not_counted for code in codes):
+            hint = "change one, or compare it with itself by --equal"
+            raise ConfigError(f"compare: the files of A and B are identical; {hint}")
         _freeze(making, configs, codes, new.draws_seeds)
         locked_judge.lock(options.judge, JUDGE, making)
         locked_judge.lock(options.holdout, HOLDOUT, making)

@@ -23,7 +23,7 @@ from tunediff.command.metrics import (
     value_in,
 )
 from tunediff.core.errors import ConfigError
-from tunediff.core.options import REQUIRED, Section, option
+from tunediff.core.options import REQUIRED, Section, allow, option
 from tunediff.core.target import Target
 
 TEXTS, TABLES = (".txt", ".log", ".out", ".err", ".md", ""), (".csv", ".jsonl", ".ndjson", ".json")
@@ -101,6 +101,11 @@ class RunReader(LogFormat):
         ]
         if not curve:
             return FinishedRun(name)
+        for value, record in curve:
+            cell = str(record.get(self.objective, value)).strip()
+            is_known = not math.isnan(value) or cell.lower() == "nan"
+            where = f"{path}: {name}: {self.objective}"
+            allow(is_known, where, cell, "a number, nan, or nothing")
         reduction, last = Reduction(self.reduce, "--reduce"), curve[-1][1]
         for value, _ in curve:
             reduction.add(value)
