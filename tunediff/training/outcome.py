@@ -81,18 +81,26 @@ def of_run(engine: Engine, finished: bool) -> TrainingOutcome:
 def changed_weight(engine: Engine) -> str:
     """Return the first weight that has changed since the last point has judged it; "" if none has.
 
-    All ranks call it; rank 0 knows. Names may go, as those of a parametrization that is merged.
+    All ranks call it; rank 0 knows. Frozen weights beside weights that learn, such as a target
+    network, may change, and names may go, as those of a parametrization that is merged.
     """
-    if (judged := engine.judged) is None:
+    judged, result = engine.judged, engine.result
+    if judged is None or result is None:
         return ""
     with engine.exported() as now:
         if not engine.world.main or weights.digest(now) == engine.judged_digest:
             return ""
-        names = sorted(judged.keys() & now.keys())
-        digests = (
-            (name, *(weights.digest({"": one[name]}) for one in (judged, now))) for name in names
-        )
-        return next((name for name, before, after in digests if before != after), "")
+        # Buffers learn with the parameters of their module. Averaged weights do not learn at all.
+        learns: dict[str, bool] = {}
+        for name, parameter in result.named_parameters():
+            module = name.rpartition(".")[0]
+            learns[module] = learns.get(module, False) or parameter.requires_grad
+        for name in sorted(judged.keys() & now.keys()):
+            may_change = any(learns.values()) and not learns.get(name.rpartition(".")[0], True)
+            before, after = (weights.digest({"": one[name]}) for one in (judged, now))
+            if before != after and not may_change:
+                return name
+    return ""
 
 
 def check_begun(engine: Engine) -> None:

@@ -61,7 +61,7 @@ def prepare(workload: str) -> str:
         mock.patch.object(torch, "get_num_threads", _threads),
     ):
         cfg.find(workload).code  # noqa: B018 – imports it
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # which no fork can use
+    if _has_started_cuda():
         return "it has started CUDA"
     return f"{draws[0]} draws a seed of its own while it is imported" if draws else ""
 
@@ -100,6 +100,18 @@ def _line_of(root: Path) -> Iterator[str]:
             yield f"{Path(name).name}:{frame.f_lineno}"
             return
         frame = frame.f_back  # type: ignore[assignment]
+
+
+def _has_started_cuda() -> bool:
+    """Return whether this process has started CUDA's driver, which no fork can use.
+
+    `torch.cuda.is_available()` at the top of a file starts it, and torch does not know of that.
+    """
+    for descriptor in os.listdir("/proc/self/fd") if sys.platform == "linux" else ():
+        with contextlib.suppress(OSError):  # the one that lists the folder
+            if "nvidia-uvm" in os.readlink(f"/proc/self/fd/{descriptor}"):
+                return True
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def before_run(folder: str) -> None:
