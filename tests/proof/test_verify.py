@@ -320,10 +320,13 @@ def test_each_comparison_spends_and_each_gain_earns(program, capsys):
     head = Ledger.read().head
     same = ("--run", RUN.replace("{lr}", "1"), "--at", "HEAD", "--at", ".", *WORDS)
     assert compare.main(same) == 2
-    assert "the files of A and B are identical" in capsys.readouterr().err
+    assert "A and B are identical but for what git ignores" in capsys.readouterr().err
     with Path("train.py").open("a") as file:
         file.write("\n")
     sides = ("--run", RUN.replace("{lr}", "1"), "--at", head, "--at", ".")
+    assert compare.main([*sides, *WORDS, "--ledger", "--confirm"]) == 2
+    assert "--confirm: not committed: M train.py" in capsys.readouterr().err
+    commit(program)
     assert compare.main([*sides, *WORDS, "--ledger", "--confirm"]) == 10
     assert compare.main([*again[:2], "lr=1", "lr=3", *WORDS, "--ledger", "--confirm"]) == 2
     assert f"A is lr=1; allowed: the version that was confirmed last, {head}" in capsys.readouterr().err

@@ -366,9 +366,9 @@ def create(new: NewComparison, options: CompareOptions) -> None:
             write_text(side / "config.yaml", cfg.dump(configs[-1], folder=side))
             codes.append(SideCode.of(side, **of_code))
         versions = {(code.digest, config.seed) for code, config in zip(codes, configs, strict=True)}
-        if len(versions) == 1 and not any(code.not_counted for code in codes):
+        if len(versions) == 1:
             hint = "change one, or compare it with itself by --equal"
-            raise ConfigError(f"compare: the files of A and B are identical; {hint}")
+            raise ConfigError(f"compare: A and B are identical but for what git ignores; {hint}")
         _freeze(making, configs, codes, new.draws_seeds)
         locked_judge.lock(options.judge, JUDGE, making)
         locked_judge.lock(options.holdout, HOLDOUT, making)

@@ -168,11 +168,11 @@ def _locked(folder: Path | None = None) -> Iterator[Ledger]:
 
 
 def _runs(folder: Path) -> str:
-    """Return what comparisons have in common whose runs are the same: both versions, their seeds
-    and their limits. '': none are, there is no seed."""
+    """Return what comparisons have in common whose runs have the same noise: both versions and
+    their seeds. '': none are, there is no seed."""
     code, asked = sides.content(folder, sides.CODE), Experiment.read(folder)
     digests = [code[side]["digest"] for side in sides.SIDES]
-    same = [code["first_seed"], digests, asked.objective, asked.limit.model_dump(mode="json")]
+    same = [code["first_seed"], *digests]
     return "" if asked.unseeded else hashlib.sha256(json.dumps(same).encode()).hexdigest()[:16]
 
 
@@ -185,6 +185,9 @@ def check(folder: Path, confirms: bool) -> None:
     words = [f"{word}^{{commit}}" for word in re.split(r"[@\s]", name)]
     parse = ("rev-parse", "--verify", "--quiet", "--end-of-options")
     commits = [git(Path(), *parse, word, where="git", check=False) for word in words]
+    edits = ("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{FILE.parent}")
+    if confirms and (edited := git(Path(), *edits, where="git", check=False).decode().strip()):
+        raise ConfigError(f"--confirm: not committed: {edited}; allowed: the head as B")
     if confirms and ledger.confirmed not in [commit.decode().strip() for commit in commits]:
         kept = f"the version that was confirmed last, {ledger.confirmed or 'none yet'}"
         raise ConfigError(f"--confirm: A is {name}; allowed: {kept}")
@@ -192,7 +195,7 @@ def check(folder: Path, confirms: bool) -> None:
         if runs and entry.runs == runs and entry.verdict not in (Verdict.OPEN, Verdict.FAILED):
             raise ConfigError(
                 f"--ledger: {entry.name} has compared these versions on the same seeds:"
-                f" {entry.verdict}; allowed: a changed version, or another --budget"
+                f" {entry.verdict}; allowed: a changed version"
             )
 
 
