@@ -12,14 +12,13 @@ import gc
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from tunediff.config.knobs import refuse
-from tunediff.core import machine
+from tunediff.core import environment, machine
 
 COLLECTIVE_S = 1800.0
 """Seconds that ranks wait in a collective: one of them may judge a model meanwhile."""
@@ -139,7 +138,7 @@ def described_in_environment(world: World) -> Iterator[None]:
     rank, local = str(world.rank), str(world.device.index)
     if world.device.index is None:
         local = os.environ.get("LOCAL_RANK", rank)
-    with mock.patch.dict(os.environ):
+    with environment.restored((*names, "MASTER_ADDR")):
         for name in names:
             os.environ.pop(name, None)
         if world.size > 1:

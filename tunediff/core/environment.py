@@ -10,7 +10,7 @@ import json
 import os
 import platform
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,20 @@ from tunediff.core import machine
 
 RAY_BEFORE = "TUNEDIFF_RAY_BEFORE"
 """Set where tunediff runs Ray: the variables of Ray that the user had set before, as JSON."""
+
+
+@contextlib.contextmanager
+def restored(names: Iterable[str]) -> Iterator[None]:
+    """Restore these variables at the end. Others stay as they are: what a training sets is its own,
+    and clearing all of them for a moment would meet threads that read one."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
 
 
 def of_user() -> dict[str, str]:

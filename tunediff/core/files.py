@@ -120,9 +120,11 @@ def numbered(folder: Path, stem: str, suffix: str = "") -> Iterator[Path]:
 
 def write_numbered(path: Path, text: str) -> Path:
     """Write UTF-8 text under this name, or with -2, -3, …; return the name. Raises `OSError`."""
-    names = numbered(path.parent, path.stem, path.suffix)
-    write_text(free := next(name for name in names if not name.exists()), text)
-    return free
+    for name in numbered(path.parent, path.stem, path.suffix):
+        with contextlib.suppress(FileExistsError), open(name, "x", encoding="utf-8") as file:
+            file.write(text)
+            return name
+    raise AssertionError("a number is always free")
 
 
 def address_of(storage: Path) -> str | None:

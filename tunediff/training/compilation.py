@@ -19,7 +19,6 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -99,7 +98,8 @@ def cold_cache(options: Compile) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as folder:
         triton = os.path.join(folder, "triton")
         caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": triton}
-        with mock.patch.dict(os.environ, caches):
+        with environment.restored(caches):
+            os.environ |= caches
             yield
 
 

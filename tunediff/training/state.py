@@ -15,7 +15,6 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from tunediff.core.files import write_atomically
 from tunediff.core.trial_record import CHECKPOINT
@@ -173,16 +172,24 @@ def broadcast(state: Any, world: World) -> Any:
     """
     if world.size == 1:
         return state
-    outline = world.tell(tree_map(lambda leaf: Tensor if isinstance(leaf, Tensor) else leaf, state))
-    unsent = (leaf for leaf in tree_leaves(state) if isinstance(leaf, Tensor))
+    tensors = list[Tensor]()
 
-    def tell(leaf: Any) -> Any:
+    def take_out(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        tensors.append(leaf)
+        return Tensor
+
+    outline = world.tell(_mapped(state, take_out) if world.main else None)
+    unsent = iter(tensors)
+
+    def put_in(leaf: Any) -> Any:
         if leaf is not Tensor:
             return leaf
         # A copy: a view would be sent with all that it is a part of.
         return world.tell(next(unsent).detach().cpu().clone() if world.main else None)
 
-    return tree_map(tell, outline)
+    return _mapped(outline, put_in)
 
 
 # ---- the file

@@ -79,8 +79,10 @@ class EvaluatedConfigurations:
     def _identities(self) -> set[str] | None:
         """Return the `_identity` of all points of a small space of choices, or None."""
         dimensions, identities = self._space.dimensions, set()
+        if any(dimension.choices is None for dimension in dimensions):
+            return None
         points = list(itertools.islice(combinations(dimensions, {}), LISTED + 1))
-        if len(points) > LISTED or any(dimension.choices is None for dimension in dimensions):
+        if len(points) > LISTED:
             return None
         for point in points:
             with contextlib.suppress(ConfigError):  # knobs that contradict each other

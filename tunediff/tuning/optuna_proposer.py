@@ -185,6 +185,7 @@ class OptunaProposer:
         trials train on."""
         self.space, self.experiment = space, experiment
         self._started, self._spent_s, self._time_was_up = time.monotonic(), spent_s, False
+        self._nothing_new = False
         self._running: dict[str, Trial] = {}
         """Optuna's trials of all that have not ended, by name."""
         self._records = record.read_trials(experiment)
@@ -237,7 +238,7 @@ class OptunaProposer:
 
     def _draw(self) -> TrialSpec | None:
         """Ask Optuna for a point to run; None: space or number of trials are used up."""
-        if self._evaluated.used_up():
+        if self._nothing_new or self._evaluated.used_up():
             return None
         sampler = self.study.optuna.sampler
         try:
@@ -249,6 +250,7 @@ class OptunaProposer:
                     self.study.optuna.sampler = optuna.samplers.RandomSampler(seed=seed)
                 if (spec := self._draw_once()) is not None:
                     return spec
+            self._nothing_new = True  # each further call would add as many dropped trials
             return None
         finally:
             self.study.optuna.sampler = sampler
