@@ -239,9 +239,12 @@ def test_a_trial_that_goes_on_with_its_workers_keeps_their_device(tmp_path):
 def test_a_final_evaluation_belongs_to_the_point_it_was_made_after(tmp_path):
     journal = Journal(tmp_path)
     journal.write("start", name="t0000", number=0, config={}, drawn={}, fingerprint="x", budget_s=1.0, role="draw")
+    journal.point(point(0, 0.5, steps=5, error=9.0))
+    journal.write("resumed", steps=5)
     journal.point(point(1, 1.0, steps=10, error=5.0))
     journal.write("final", steps=10, error=4.0, label="FID")
-    found = trial_record.read_trial(tmp_path).points[-1]
+    first, found = trial_record.read_trial(tmp_path).points
+    assert (first["error"], "final_error" in first) == (9.0, False)
     assert (found["error"], found["final_error"], found["final_label"]) == (5.0, 4.0, "FID")
     journal.point(point(1, 1.0, steps=11, error=6.0))  # began anew: the old final is of other weights
     assert "final_error" not in trial_record.read_trial(tmp_path).points[-1]

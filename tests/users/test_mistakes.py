@@ -254,6 +254,10 @@ def test_an_error_is_told_with_the_users_own_line_and_without_our_frames(tmp_pat
     assert re.fullmatch(said, first)
     assert "mine.py" in trace[1]
     assert f"{Path(code.__file__).parent.parent}/" not in str(trace)
+    with pytest.raises(ConfigError) as ours:
+        cfg.baseline("gone.py")
+    alone = ours.value.with_traceback(ours.tb.tb_next)
+    assert f"{Path(code.__file__).parent.parent}/" in code.trace(alone), "no other frames"
 
 
 def test_the_check_in_its_own_process(tmp_path):
