@@ -10,6 +10,7 @@ from tests.json_schemas import MODELS, OUTPUTS, generated, validate
 from tests.searches import FILE, make, noisy, write
 from tunediff import cli, search
 from tunediff.core import text as words
+from tunediff.core.point import QUANTITIES
 from tunediff.report import reading, sentences
 from tunediff.report.result import Effect
 
@@ -47,6 +48,7 @@ def test_mean_and_deviation_have_the_digits_of_the_deviation(values, text):
 )  # fmt: skip
 def test_percents_have_a_significant_digit_and_seconds_a_unit(said, text):
     assert said == text
+    assert {one.scale for one in QUANTITIES.values() if one.unit == "%"} == {100.0}, "measured as shares of 1"
 
 
 @pytest.mark.parametrize(
