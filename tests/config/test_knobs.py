@@ -216,6 +216,8 @@ DP = {"parallel.strategy": "dp", "parallel.workers": 2}
         ),
         (DP | {"memory.checkpoint": 0.5}, "memory.checkpoint: 0.5 is not allowed: parallel.strategy = dp copies the"),
         (DP | {"loader.batch_size": 7}, "a multiple of parallel.workers × loader.accumulation = 2"),
+        (PIPELINE | {"parallel.microbatches": 1}, "parallel.microbatches: 1 is not allowed: parallel.schedule = 1f1b"),
+        (FSDP | {"memory.channels_last": True}, "memory.channels_last: True is not allowed: parallel.strategy = fsdp"),
         (PIPELINE | {"loader.batch_size": 6}, "a multiple of parallel.microbatches × loader.accumulation = 4"),
         (PIPELINE | {"precision.amp": "fp16"}, "use bf16"),
         (PIPELINE | {"compile.mode": "default"}, "compile.scope: 'model' is not allowed"),

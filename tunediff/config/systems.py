@@ -237,6 +237,9 @@ class Parallel:
             if self.strategy == "single":
                 why = f"single is one process, and parallel.workers = {self.workers}"
                 raise Refusal("parallel.strategy", why)
+            if self.strategy == "fsdp" and config.memory.channels_last:
+                why = "parallel.strategy = fsdp divides weights in their usual order only"
+                raise Refusal("memory.channels_last", why)
             if self.strategy == "pipeline":
                 self._check_pipeline(config, compiled_whole)
         if self.strategy == "ddp" and self.static_graph and config.loader.accumulation > 1:
@@ -251,6 +254,9 @@ class Parallel:
 
     def _check_pipeline(self, config: Systems, compiled_whole: bool) -> None:
         piped = "parallel.strategy = pipeline"
+        if self.schedule == "1f1b" and self.microbatches < self.workers:
+            needs = f"one for each of parallel.workers = {self.workers} at least"
+            raise Refusal("parallel.microbatches", f"parallel.schedule = 1f1b needs {needs}")
         if config.precision.amp == "fp16":
             why = f"stages of {piped} would find loss scales of their own; use bf16"
             raise Refusal("precision.amp", why)

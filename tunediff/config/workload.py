@@ -71,8 +71,12 @@ class Metric:
         object.__setattr__(self, "label", self.label or self.name)
 
 
-OPTIONAL = ("check_files", "network", "evaluation_protocol", "sample_images", "write_pipeline")
-"""Functions that a workload may have; see the head of this file for what they take."""
+OPTIONAL = {
+    "check_files": ("knobs", "evaluates"), "network": ("knobs",),
+    "evaluation_protocol": ("config",), "sample_images": ("network", "config", "request"),
+    "write_pipeline": ("folder", "config", "weights"),
+}  # fmt: skip
+"""Functions that a workload may have, and what they take."""
 COMMANDS = ("sample_images", "write_pipeline")
 """Hooks of the commands that use saved models: of a package of ours, in `PACKAGE.commands`."""
 
@@ -153,10 +157,20 @@ class Workload:
         return importlib.import_module(name) if importlib.util.find_spec(name) is not None else None
 
     def get_hook(self, name: str) -> Any:
-        """Return a function or an object of the workload that not every workload has, or None."""
+        """Return a function or an object of the workload that not every workload has, or None.
+
+        A user's function of the same name that takes other arguments is not the hook.
+        """
         if name in COMMANDS:
-            return getattr(self.commands, name, None)
-        return getattr(self.declared, name, None) or getattr(self.code, name, None)
+            hook = getattr(self.commands, name, None)
+        else:
+            hook = getattr(self.declared, name, None) or getattr(self.code, name, None)
+        if self.file is not None and hook is not None:
+            try:
+                inspect.signature(hook).bind(*OPTIONAL[name])
+            except (KeyError, TypeError, ValueError):
+                return None
+        return hook
 
 
 def quantities(workload: Workload) -> dict[str, Quantity]:

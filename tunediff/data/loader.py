@@ -322,7 +322,7 @@ class Stream(IterableDataset[Any]):
 
     Each process runs through the whole stream, with equal random numbers in all of them: a shuffled
     stream has the same order in each process, and an item is the same in whichever process takes
-    it. What does not fill a batch at the end of a pass is left out.
+    it. What does not fill a batch at the end of a pass begins the next one.
     """
 
     def __init__(
@@ -330,6 +330,7 @@ class Stream(IterableDataset[Any]):
     ) -> None:
         self._source, self._order, self._start, self._collate = source, order, start, collate
         self._info: Any = None
+        self._rest: list[Any] = []
         self.passes = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -350,8 +351,10 @@ class Stream(IterableDataset[Any]):
         for number in itertools.count():
             # Without loader processes the stream shares the generators with the training.
             with randomness.forked():
-                batch = [item for _, item in itertools.islice(taken, order.micro)]
+                more = itertools.islice(taken, order.micro - len(self._rest))
+                batch, self._rest = [*self._rest, *(item for _, item in more)], []
                 if len(batch) < order.micro:
+                    self._rest = batch
                     return
                 randomness.seed(mix("collate", of_pass, order.rank, process, number))
                 batch = (self._collate or default_collate)(batch)

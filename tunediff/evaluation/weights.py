@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from tunediff.config import ConfigError
 from tunediff.core.files import write_atomically
-from tunediff.data.cache import locked
+from tunediff.data.cache import cache_dir, locked
 from tunediff.data.knobs import Data
 from tunediff.data.sources import has_labels
 from tunediff.evaluation.knobs import Evaluation
@@ -143,10 +143,13 @@ def find(evaluation: Evaluation) -> Weights:
 
 def hub_dir() -> Path:
     """Return torch.hub's folder, by its own rules: $TORCH_HOME, else $XDG_CACHE_HOME/torch, else
-    ~/.cache/torch."""
+    ~/.cache/torch. Without a home folder it is in the cache folder."""
     caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folder = os.environ.get("TORCH_HOME") or os.path.join(caches, "torch")
-    return Path(folder).expanduser().absolute() / "hub"
+    try:
+        return Path(folder).expanduser().absolute() / "hub"
+    except RuntimeError:  # a container whose user is any number
+        return cache_dir() / "hub"
 
 
 def _download(path: Path) -> None:

@@ -103,7 +103,7 @@ class RunReader(LogFormat):
             return FinishedRun(name)
         for value, record in curve:
             cell = str(record.get(self.objective, value)).strip()
-            is_known = not math.isnan(value) or cell.lower() == "nan"
+            is_known = not math.isnan(value) or cell.lower().lstrip("+-") == "nan"
             where = f"{path}: {name}: {self.objective}"
             allow(is_known, where, cell, "a number, nan, or nothing")
         reduction, last = Reduction(self.reduce, "--reduce"), curve[-1][1]

@@ -10,6 +10,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import itertools
+import os
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -180,7 +182,10 @@ def write_pipeline(folder: Path, config: Any, weights: Callable[[], Mapping[str,
     pipeline = getattr(diffusers, PIPELINES[scheduler])(
         unet=unet, scheduler=getattr(diffusers, scheduler).from_config(scheduler_options(config))
     )
-    pipeline.save_pretrained(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as made:
+        pipeline.save_pretrained(Path(made) / folder.name)
+        os.replace(Path(made) / folder.name, folder)  # whole, or not there
     steps = config.process.steps if scheduler == "DDPMScheduler" else config.evaluation.steps
     load = f"diffusers.{PIPELINES[scheduler]}.from_pretrained({str(folder)!r})"
     return f"{load}(num_inference_steps={steps})"
