@@ -102,10 +102,10 @@ class RunReader(LogFormat):
         if not curve:
             return FinishedRun(name)
         for value, record in curve:
-            cell = str(record.get(self.objective, value)).strip()
-            is_known = not math.isnan(value) or cell.lower().lstrip("+-") == "nan"
-            where = f"{path}: {name}: {self.objective}"
-            allow(is_known, where, cell, "a number, nan, or nothing")
+            if math.isnan(value):
+                cell = str(record.get(self.objective, value)).strip()
+                is_known = cell.lower().lstrip("+-") == "nan"
+                allow(is_known, f"{path}: {name}: {self.objective}", cell, "a number, or nan")
         reduction, last = Reduction(self.reduce, "--reduce"), curve[-1][1]
         for value, _ in curve:
             reduction.add(value)
