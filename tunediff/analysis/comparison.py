@@ -22,7 +22,7 @@ from tunediff import config as cfg
 from tunediff.analysis import RATE, Results, journals, last, reach
 from tunediff.analysis.outcome import Candidate, Outcome, failed, knobs_of
 from tunediff.analysis.sequential import InterimAnalysis, Rules, analyse
-from tunediff.analysis.speed import mean_speedup
+from tunediff.analysis.speed import mean_speedup, ratio_of_speeds
 from tunediff.analysis.statistics import (
     ROUGH_FREEDOM,
     Difference,
@@ -353,20 +353,18 @@ class Comparison:
 
     def speedup(self, candidate: Candidate) -> Estimate | None:
         """Return how many times sooner a candidate that is significantly better reaches the
-        baseline's end, or a ratio of seconds or rates, see `speed.mean_speedup`; None: unknown."""
+        baseline's end, or the ratio of seconds or rates that decided; None: unknown."""
         if candidate.verdict != Verdict.BETTER or np.isinf(self.values).any():
             return None
-        by_speed = self.rules.by_time or self.objective in (RATE, TIME_TO_TARGET)
-        row, found = self.candidates.index(candidate), list[reach.SpeedUp | None]()
-        for runs, values in zip(self.rounds, self.values.T, strict=True):
-            base, run = runs[0], runs[row]
-            if base is None or run is None or not np.isfinite(values[[0, row]]).all():
-                continue
-            if by_speed:
-                ratio = float(values[0] / values[row])
-                found.append(reach.SpeedUp(ratio if self.lower_is_better else 1 / ratio, False))
-            else:
-                found.append(reach.speedup(base, run, self.objective, self.mode))
+        if self.rules.by_time or self.objective in (RATE, TIME_TO_TARGET):
+            return ratio_of_speeds(candidate.difference, self.lower_is_better)
+        row = self.candidates.index(candidate)
+        pairs = [(runs[0], runs[row]) for runs in self.rounds]
+        found = [
+            reach.speedup(base, run, self.objective, self.mode)
+            for (base, run), values in zip(pairs, self.values.T, strict=True)
+            if base and run and np.isfinite(values[[0, row]]).all()
+        ]
         return mean_speedup([one for one in found if one is not None])
 
     # ---- tables

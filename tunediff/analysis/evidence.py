@@ -164,7 +164,7 @@ class Evidence:
         found = self.results.speedup(trial) if self.better(trial) else None
         if found is None or found.ratio <= 1 or self._is_unsteady(trial, found.ratio):
             return None
-        return Estimate(found.ratio, None, None, 1, found.at_first)
+        return Estimate(found.ratio, None, None, found.at_first)
 
     def _is_unsteady(self, trial: TrialRecord, ratio: float) -> bool:
         """Return whether seconds of single runs do not show that a trial is `ratio` times sooner:

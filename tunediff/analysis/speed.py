@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tunediff.analysis import RATE, Results, last, reach, seconds_of
 from tunediff.analysis.outcome import Candidate
-from tunediff.analysis.statistics import Estimate, estimate, is_wide
+from tunediff.analysis.statistics import Difference, Estimate, estimate, is_wide
 from tunediff.core import text
 from tunediff.core.outcomes import Status
 from tunediff.core.trial_record import TrialRecord
@@ -75,6 +75,16 @@ def mean_speedup(found: Sequence[reach.SpeedUp]) -> Estimate | None:
     is_bound = any(one.at_first for one in found)
     high = None if is_bound else mean_ratio.high
     return dataclasses.replace(mean_ratio, at_least=is_bound, high=high)
+
+
+def ratio_of_speeds(effect: Difference, lower_is_better: bool) -> Estimate | None:
+    """Return how many times as fast, by an effect on seconds or rates and by its interval."""
+    ends = [effect.low, effect.estimate, effect.high]
+    known = [end for end in ends if end]
+    if len(known) < len(ends) or is_wide(effect.low, effect.high):
+        return None
+    low, middle, high = [1 / end for end in reversed(known)] if lower_is_better else known
+    return Estimate(middle, low, high)
 
 
 def speedup_values(speedup: Estimate | None) -> dict[str, float | None]:

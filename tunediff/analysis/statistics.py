@@ -52,7 +52,6 @@ class Estimate:
     mean: float
     low: float | None
     high: float | None
-    runs: int
     at_least: bool = False
     """Whether only a lower bound is known, `bound`; then `high` is None."""
 
@@ -73,10 +72,10 @@ def estimate(
     sample = np.log(values) if ratios else np.asarray(values, dtype=float)
     middle, back = float(sample.mean()), math.exp if ratios else float
     if len(values) < 2:
-        return Estimate(back(middle), None, None, 1)
+        return Estimate(back(middle), None, None)
     half = float(sample.std(ddof=1)) / math.sqrt(len(values))
     half *= 1.0 if errors else quantile(1 - LEVEL / 2, len(values) - 1)
-    return Estimate(back(middle), back(middle - half), back(middle + half), len(values))
+    return Estimate(back(middle), back(middle - half), back(middle + half))
 
 
 @dataclasses.dataclass(frozen=True)
