@@ -31,7 +31,9 @@ from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.git import git
 from tunediff.core.outcomes import Verdict
+from tunediff.core.text import truncate
 from tunediff.experiment.model import Experiment
+from tunediff.proof.frozen_code import PROGRAM
 
 FILE = Path(".tunediff") / "ledger.jsonl"
 RULE = "LORD++"
@@ -185,9 +187,15 @@ def check(folder: Path, confirms: bool) -> None:
     words = [f"{word}^{{commit}}" for word in re.split(r"[@\s]", name)]
     parse = ("rev-parse", "--verify", "--quiet", "--end-of-options")
     commits = [git(Path(), *parse, word, where="git", check=False) for word in words]
-    edits = ("status", "--porcelain", "--untracked-files=no", "--", ".", f":!{FILE.parent}")
-    if confirms and (edited := git(Path(), *edits, where="git", check=False).decode().strip()):
-        raise ConfigError(f"--confirm: not committed: {edited}; allowed: the head as B")
+    status = ("status", "--porcelain", "-z", "--untracked-files=all")
+    changes = git(Path(), *status, where="git", check=False).decode().split("\0")
+    # New files may be imported, but for our own: those of results, copies of code among them
+    edits = [name for name in changes if name[:2] != "??" or name.endswith(PROGRAM)]
+    ours = {FILE.parent.name, folder.parent.name}
+    edited = [name for name in edits if name and not ours.intersection(Path(name[3:]).parts)]
+    if confirms and edited:
+        listed = truncate(", ".join(edited), 200)
+        raise ConfigError(f"--confirm: not committed: {listed}; allowed: the head as B")
     if confirms and ledger.confirmed not in [commit.decode().strip() for commit in commits]:
         kept = f"the version that was confirmed last, {ledger.confirmed or 'none yet'}"
         raise ConfigError(f"--confirm: A is {name}; allowed: {kept}")
