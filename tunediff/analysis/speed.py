@@ -66,15 +66,13 @@ def mean_speedup(found: Sequence[reach.SpeedUp]) -> Estimate | None:
     not determined, since the interval has to exclude 1 and to be no wider than `WIDEST`.
 
     If a run reached the baseline's value at its first evaluation, its ratio is a lower bound, and
-    so is the mean: without an upper end.
+    so is the mean: its low end counts.
     """
     mean_ratio = estimate([one.ratio for one in found], ratios=True)
     low = mean_ratio.low if mean_ratio is not None else None
     if mean_ratio is None or low is None or low <= 1 or is_wide(low, mean_ratio.high):
         return None
-    is_bound = any(one.at_first for one in found)
-    high = None if is_bound else mean_ratio.high
-    return dataclasses.replace(mean_ratio, at_least=is_bound, high=high)
+    return dataclasses.replace(mean_ratio, at_least=any(one.at_first for one in found))
 
 
 def ratio_of_speeds(effect: Difference, lower_is_better: bool) -> Estimate | None:

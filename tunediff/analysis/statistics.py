@@ -47,13 +47,13 @@ def sd(values: Sequence[float]) -> float | None:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A mean with its interval; `low` and `high` are None for a single run."""
+    """A mean with its 95 % interval; `low` and `high` are None for a single run."""
 
     mean: float
     low: float | None
     high: float | None
     at_least: bool = False
-    """Whether only a lower bound is known, `bound`; then `high` is None."""
+    """Whether only a lower bound is known, `bound`."""
 
     @property
     def bound(self) -> float | None:

@@ -216,14 +216,16 @@ class FinishedComparison:
         ]  # fmt: skip
         leader = min(ahead, key=lambda one: one[0])[1] if ahead else None
         last, gate = others[0] if len(others) == 1 else leader, sets[0].tests.get("meets_target")
-        unsure = Verdict.NOT_SHOWN if gate and not gate.shown else None  # of a single set
         target, counts = self.experiment.limit.target, list(map(len, self.counted))
         found = Result(
             name=name, kind="finished", objective=objective,
             metric="seconds of a run" if self.by_time else objective,
             direction="min" if self.by_time else self.experiment.mode, target=target,
             budget_s=None, budget_unit="wall", clock="logs", start_up_share=None,
-            verdict=last.verdict if last else Verdict.NO_DIFFERENCE if others else unsure,
+            verdict=last.verdict if last
+            else Verdict.NO_DIFFERENCE if others
+            else Verdict.NOT_SHOWN if gate and not gate.shown
+            else None,
             state=None, best=(leader or first).name, candidates=candidates,
             rule=Rule(
                 level=rule.level, one_sided=rule.one_sided, fixed=True, within=None,

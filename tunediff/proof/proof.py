@@ -219,23 +219,17 @@ def other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Itera
     """Yield each key of the result that the journals contradict."""
     for key, value in computed.items():
         other = said.get(key)
-        parts = list[tuple[Any, Any]]()
-        if isinstance(value, list) and isinstance(other, list):
-            parts = list(zip(value, other, strict=False))
+        if isinstance(value, list) and isinstance(other, list) and len(value) == len(other):
+            value, other = (
+                {f"{key}[{index}]": one for index, one in enumerate(of)} for of in (value, other)
+            )
         if isinstance(value, Mapping) and isinstance(other, Mapping):
             yield from other_numbers(value, other)
         elif not _equal(value, other):
             yield f"{key}: {other} in {RESULT}, {value} by the journals"
-        elif parts and isinstance(value[0], Mapping):
-            for one, two in parts:
-                yield from other_numbers(one, two)
 
 
 def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return True  # compared key by key
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_equal, one, other))
     if isinstance(one, float) and isinstance(other, int | float):
         return math.isclose(one, other, rel_tol=TOLERANCE)
     return bool(one == other)
