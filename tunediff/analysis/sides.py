@@ -5,7 +5,6 @@ What judges the runs needs none of it: see `comparison`.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from pathlib import Path
@@ -14,31 +13,21 @@ from typing import Any
 from tunediff import config as cfg
 from tunediff.analysis.comparison import Comparison
 from tunediff.analysis.statistics import has_many_digits, quantile
-from tunediff.config import ConfigError, Values
+from tunediff.config import Values
 from tunediff.core import text
 from tunediff.core.clock import ClockSummary, Unit
+from tunediff.core.files import content as content
+from tunediff.experiment.model import CODE as CODE
 from tunediff.experiment.model import SIDES as SIDES
 from tunediff.experiment.model import Experiment, is_comparison
 from tunediff.search_space import SearchBudget
 
-CODE = "code.json"
-"""File with the code of both sides and the first seed; see `judge.frozen_code`."""
 LEDGER = "ledger.json"
 """File with the place of the comparison in the ledger of the repository; see `judge.ledger`."""
 HOLDOUT_VALUES = "holdout.json"
 """File with the values of the second judge, by side."""
 JUDGE, HOLDOUT = "judge.py", "holdout.py"
 """Copies of what judges the runs, and judges them again: `judge.locked_judge`."""
-
-
-def content(folder: Path, name: str) -> Values:
-    """Return the content of a JSON file of the folder, such as `CODE`; {}: there is none. Raises
-    `ConfigError` for one that is damaged."""
-    file = folder / name
-    try:
-        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
-    except ValueError as error:
-        raise ConfigError(f"{file}: is damaged: {error}") from None
 
 
 def of_commands(folder: Path) -> bool:

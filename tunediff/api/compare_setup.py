@@ -29,7 +29,7 @@ from tunediff.command.check import check as check_command_runs
 from tunediff.config import ConfigError, Metric, Systems
 from tunediff.core import machine, remote, text
 from tunediff.core import trial_record as record
-from tunediff.core.files import write_text
+from tunediff.core.files import sha256, write_text
 from tunediff.core.options import allow, check_name, check_new, flag_of, timed_name, writing
 from tunediff.core.target import Target
 from tunediff.experiment.model import (
@@ -222,7 +222,7 @@ def _experiment(options: CompareOptions, metric: Metric, names: Sequence[str]) -
     for name in ("judge", "holdout"):
         if (file := getattr(options, name)) is not None:
             allow(file.is_file(), f"--{name}", file, "a Python file")
-            digests[name] = frozen_code.sha256(file)
+            digests[name] = sha256(file)
     if options.ledger:
         level = ledger.own_level(ledger.Ledger.read().level(level), options)
     return Experiment(

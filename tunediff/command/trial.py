@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tunediff import config as cfg
+from tunediff.command import worktrees
 from tunediff.command.check import WrittenFiles, shared
 from tunediff.command.run import CHECKPOINT, CommandRun, State, execute
 from tunediff.command.workload import CommandSystems
@@ -81,7 +82,7 @@ def run(command: CommandRun, stopped: Callable[[], bool]) -> Iterator[Point | En
         if isinstance(event, Point):
             journal.point(event)
         else:
-            if event.status == Status.OK and (why := _other_unit(folder)):
+            if event.status == Status.OK and (why := _other_program(folder) or _other_unit(folder)):
                 event = dataclasses.replace(event, status=Status.ERROR, reason=why)
             journal.end_trial(event)
             (folder / DOING).unlink(missing_ok=True)
@@ -99,6 +100,13 @@ def _timeout_s(run: CommandRun) -> float | None:
     if run.limit_s is not None:
         return TIMEOUT * max(longest_s, run.limit_s, 10 * LEAST_S)
     return TIMEOUT * max(longest_s, LEAST_S) if longest_s else None
+
+
+def _other_program(folder: Path) -> str:
+    """Return that a run may not be of the program that was frozen for all; '': it is."""
+    # Confirming runs are in a folder of their search
+    names = {name for place in folder.parents[1:3] for name in worktrees.edited(place)}
+    return f"{', '.join(sorted(names))} changed since the first run began" if names else ""
 
 
 def _other_unit(folder: Path) -> str:

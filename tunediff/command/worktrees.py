@@ -7,15 +7,24 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from tunediff import config as cfg
+from tunediff.command import definition
 from tunediff.core.errors import ConfigError
+from tunediff.core.files import CODE as FOLDER
+from tunediff.core.files import content, sha256
 from tunediff.core.git import commit_of, git
 from tunediff.core.text import shown
-from tunediff.experiment.model import SIDES
+from tunediff.experiment.model import CODE, SIDES
 
 SOURCE = "source"
 """Folder of a side with the worktree of its revision, or with a copy of what it ran elsewhere."""
 WORKING_COPY = "."
 """The revision that is no worktree, but the folder in which the comparison was started."""
+SEARCHED, EDITED = "search", "edited"
+"""Keys beside those of a comparison's sides: what a search runs, and the files in which its user
+accepts an edit."""
+PROGRAM = (".py", ".sh", ".toml", ".yaml", ".yml")
+"""Endings of files whose change is one of the program, not of what it has written."""
 HOOK = Path(__file__).parent / "loaded"
 """Folder that lets Python programs note the files which they execute."""
 NOTE = "loaded.txt"
@@ -106,3 +115,28 @@ def _sources(run: Path) -> list[Path]:
     """Return the folders of the sides of a run's comparison in which their commands run."""
     sources = [run.parents[1] / side / SOURCE for side in SIDES if run.name in ("t0000", "t0001")]
     return [source for source in sources if source.is_dir()]
+
+
+# ---- edits while it runs
+def working_folder(place: Path) -> Path:
+    """Return the folder in which the command of a side or search runs."""
+    return Path(cfg.read_yaml(place / FOLDER / definition.FILE)["folder"])
+
+
+def edited(folder: Path) -> list[str]:
+    """Return the files of working copies, see `PROGRAM`, that differ from those at the first run of
+    a comparison or search in `folder`; [] for any other folder."""
+    code, names = content(folder, CODE), list[str]()
+    for side in (*SIDES, SEARCHED):
+        if not (frozen := code.get(side, {})).get("working_copy"):
+            continue
+        runs_in = working_folder(folder if side == SEARCHED else folder / side)
+        for name, digest in frozen["files"].items():
+            place, _, inside = name.partition("/")
+            if place == SOURCE and inside.endswith(PROGRAM) and _is_other(runs_in / inside, digest):
+                names.append(inside)
+    return sorted({*names}.difference(code.get(EDITED, ())))
+
+
+def _is_other(path: Path, digest: str) -> bool:
+    return not path.is_file() or sha256(path) != digest

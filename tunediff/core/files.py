@@ -1,11 +1,13 @@
-"""Write files atomically (complete or absent), and find free names for files and folders."""
+"""Write files atomically (complete or absent), read them, and find free names for them."""
 
 from __future__ import annotations
 
 import contextlib
 import csv
+import hashlib
 import io
 import itertools
+import json
 import math
 import numbers
 import os
@@ -15,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tunediff.core.errors import refuse
+from tunediff.core.errors import ConfigError, refuse
 
 FORMAT = 1
 """Format of all that is written to be read again (docs/reference/formats.md). It rises when an
@@ -34,6 +36,22 @@ def check_format(value: Any, where: str) -> None:
     newer = "; a newer version of tunediff has written it" if is_number and value > FORMAT else ""
     allowed = is_number and 1 <= value <= FORMAT
     refuse(not allowed, f"{where}: {value!r} is not allowed; allowed: 1 to {FORMAT}{newer}")
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content(folder: Path, name: str) -> dict[str, Any]:
+    """Return the content of a JSON file of the folder; {}: there is none. Raises `ConfigError` for
+    one that is damaged."""
+    file = folder / name
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else {}
+    except ValueError as error:
+        raise ConfigError(f"{file}: is damaged: {error}") from None
 
 
 @contextlib.contextmanager

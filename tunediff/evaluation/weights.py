@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import http.client
 import json
 import logging
@@ -18,7 +17,7 @@ from typing import NoReturn
 from safetensors import SafetensorError, safe_open
 
 from tunediff.config import ConfigError
-from tunediff.core.files import write_atomically
+from tunediff.core.files import sha256, write_atomically
 from tunediff.data.cache import cache_dir, locked
 from tunediff.data.knobs import Data
 from tunediff.data.sources import has_labels
@@ -107,8 +106,7 @@ def _sha256(path: Path) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _sha256_of(path: Path, size: int, modified: int) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256(path)
 
 
 # ---- Inception

@@ -26,6 +26,9 @@ from tunediff.core.options import Section, option
 
 FILE = "experiment.yaml"
 CONFIG = "config.yaml"
+CODE = "code.json"
+"""File with the code of both sides and the first seed, or of the command of a search; see
+`proof.frozen_code`."""
 SIDES = ("A", "B")
 """Folders inside that of a comparison, each with a configuration."""
 Kind = Literal["search", "confirmation", "comparison", "finished"]

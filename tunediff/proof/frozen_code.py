@@ -21,7 +21,7 @@ from tunediff.command import definition, worktrees
 from tunediff.config.code import MARK
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import CODE as FOLDER
-from tunediff.core.files import write_text
+from tunediff.core.files import sha256, write_text
 from tunediff.core.git import git
 from tunediff.core.text import shown, truncate
 from tunediff.experiment.model import CONFIG, SIDES
@@ -31,12 +31,8 @@ FIRST_SEED, SEEDS = 10_000, 990_000
 TWIN_DISTANCE = 1_000_003
 """From A's seeds to those of B where both sides are equal: they overlap with none that is drawn,
 and a prime gives other remainders too (`seed % 100`)."""
-_SEARCHED = "search"
-"""Key of what a search runs, beside those of a comparison's sides."""
 PROOF = "proof.json"
 """File that marks the folder of a `compare --out`, which holds copies of code."""
-PROGRAM = (".py", ".sh", ".toml", ".yaml", ".yml")
-"""Endings of files whose change is one of the program, not of what it has written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,40 +87,25 @@ def write(folder: Path, codes: Sequence[SideCode], seed: int, drawn: bool) -> No
 
 def write_searched(folder: Path) -> None:
     """Write what the command of a search runs in its working folder, into the search's folder."""
-    files, left = _sources(working_folder(folder), results=folder.parent)
-    content = {_SEARCHED: {"files": files, "working_copy": True, "not_counted": left}}
+    files, left = _sources(worktrees.working_folder(folder), results=folder.parent)
+    content = {worktrees.SEARCHED: {"files": files, "working_copy": True, "not_counted": left}}
     write_text(folder / sides.CODE, json.dumps(content, indent=1) + "\n")
 
 
 def check_unedited(folder: Path, force: bool) -> None:
-    """Refuse to go on with a search or comparison of a command whose program has changed:
-    its runs would be of two programs. Raises `ConfigError`; not with `force`."""
-    if not force and (names := _edited(folder)):
+    """Refuse to go on with a search or comparison of a command whose program has changed: its runs
+    would be of two programs. With `force` they may be, and the file says so. Raises `ConfigError`.
+    """
+    if not (names := worktrees.edited(folder)):
+        return
+    if not force:
         raise ConfigError(
             f"--resume: {shown(folder)}: {', '.join(names)} changed since its first run; allowed:"
             " as it was, a new name, or --force"
         )
-
-
-def _edited(folder: Path) -> list[str]:
-    """Return the files of working copies, see `PROGRAM`, that differ from those at the first run."""
-    names, code = set[str](), sides.content(folder, sides.CODE)
-    for side in (*SIDES, _SEARCHED):
-        frozen = code.get(side, {})
-        files = frozen["files"] if frozen.get("working_copy") else {}
-        for name, digest in files.items():
-            place, _, inside = name.partition("/")
-            if place != worktrees.SOURCE or not inside.endswith(PROGRAM):
-                continue
-            path = working_folder(folder if side == _SEARCHED else folder / side) / inside
-            if not path.is_file() or sha256(path) != digest:
-                names.add(inside)
-    return sorted(names)
-
-
-def working_folder(place: Path) -> Path:
-    """Return the folder in which the command of a side or search runs."""
-    return Path(cfg.read_yaml(place / FOLDER / definition.FILE)["folder"])
+    code = sides.content(folder, sides.CODE)
+    code[worktrees.EDITED] = sorted({*code.get(worktrees.EDITED, ()), *names})
+    write_text(folder / sides.CODE, json.dumps(code, indent=1) + "\n")
 
 
 def not_counted(code: Mapping[str, Any]) -> str:
@@ -156,7 +137,11 @@ def listed(folder: Path, results: Path) -> tuple[list[str], list[str]]:
     for name in [name for name in found if (folder / name).is_dir()]:
         if (folder / name).is_symlink():
             inside = sorted((folder / name).rglob("*"))
-            found += [one.relative_to(folder).as_posix() for one in inside if one.suffix in PROGRAM]
+            found += [
+                one.relative_to(folder).as_posix()
+                for one in inside
+                if one.suffix in worktrees.PROGRAM
+            ]
         else:  # another repository, which git names as a folder
             left.append(f"{name}/")
     for name in new:
@@ -191,12 +176,6 @@ def _python_files(folder: Path) -> list[str]:
         paths = (Path(root, name) for name in names if name.endswith(".py"))
         found += [path.relative_to(folder).as_posix() for path in paths]
     return found
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex digits."""
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def digests(side: Path, place: str) -> dict[str, str]:

@@ -27,13 +27,13 @@ from typing import Any
 
 from tunediff.analysis import sides
 from tunediff.analysis.comparison import Comparison
+from tunediff.command.worktrees import PROGRAM
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import write_text
 from tunediff.core.git import git
 from tunediff.core.outcomes import Verdict
 from tunediff.core.text import truncate
 from tunediff.experiment.model import Experiment
-from tunediff.proof.frozen_code import PROGRAM
 
 FILE = Path(".tunediff") / "ledger.jsonl"
 RULE = "LORD++"

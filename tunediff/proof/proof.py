@@ -32,14 +32,13 @@ from tunediff.command.metrics import NUMBER, MetricPattern, as_number
 from tunediff.command.process import LOG
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import CODE as FOLDER
-from tunediff.core.files import write_text
+from tunediff.core.files import sha256, write_text
 from tunediff.core.options import check_name, check_new, timed_name, writing
 from tunediff.core.outcomes import Status
 from tunediff.core.text import rounded
 from tunediff.core.trial_record import JOURNAL, TrialRecord
 from tunediff.experiment import model
 from tunediff.proof import frozen_code, locked_judge
-from tunediff.proof.frozen_code import sha256
 from tunediff.report import reading, text
 from tunediff.report.reading import effect_of, measured
 from tunediff.report.sentences import interval
@@ -75,7 +74,7 @@ def write(folder: Path, out: Path) -> None:
         paths += (folder / "trials").glob(f"t*/{name}")
     for path in filter(Path.is_file, paths):
         copy(path, out / path.relative_to(folder))
-    changed, large = _copy_sources(comparison, out)
+    large = _copy_sources(comparison, out)
 
     result = {**reading.as_json(reading.of_sides(comparison)), "files": {}}
     del result["summary"]  # words of this version, which no check compares
@@ -86,7 +85,6 @@ def write(folder: Path, out: Path) -> None:
         "format": cfg.FORMAT,
         "order": [f"{run.drawn['side']} seed {run.seed}" for run in runs],
         "environment": runs[0].environment if runs else {},
-        "changed_meanwhile": changed,
         "not_copied": large,
         "files": {
             path.relative_to(out).as_posix(): sha256(path)
@@ -102,27 +100,25 @@ def copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _copy_sources(comparison: Comparison, out: Path) -> tuple[list[str], dict[str, Any]]:
-    """Copy the files of both commands. Return the sides whose files have changed meanwhile, and
-    the files that are too large, with size in bytes and digest."""
-    changed, large = dict[str, None](), dict[str, Any]()
+def _copy_sources(comparison: Comparison, out: Path) -> dict[str, Any]:
+    """Copy the files of both commands. Return those that are too large, with size in bytes and
+    digest."""
+    large = dict[str, Any]()
     for side in model.SIDES if sides.of_commands(comparison.folder) else ():
         code = sides.content(comparison.folder, sides.CODE)[side]
         with contextlib.ExitStack() as undo:
-            runs_in = frozen_code.working_folder(comparison.folder / side)
+            runs_in = worktrees.working_folder(comparison.folder / side)
             if not runs_in.is_dir() and code["commit"] is not None:  # the worktree is gone by now
                 scratch = Path(undo.enter_context(tempfile.TemporaryDirectory()))
                 undo.callback(worktrees.remove, scratch / worktrees.SOURCE)
                 runs_in = worktrees.add(scratch / worktrees.SOURCE, code["commit"])
             for name, digest in code["files"].items():
                 file = runs_in / Path(name).relative_to(worktrees.SOURCE)
-                if not file.is_file() or sha256(file) != digest:
-                    changed[side] = None
                 if file.is_file() and (size := file.stat().st_size) > MOST_BYTES:
                     large[f"{side}/{name}"] = {"bytes": size, "sha256": digest}
                 elif file.is_file():
                     copy(file, out / side / name)
-    return [*changed], large
+    return large
 
 
 # ---- check
@@ -179,12 +175,9 @@ def verify(folder: Path) -> CheckedFolder:
         *_other_runs(comparison, code),
         *_other_judges(comparison),
     ]
-    notes = [
-        f"{side}: its files changed while it ran; the copy is of the end"
-        for side in said.get("changed_meanwhile", ())
-    ]
-    notes += [f"{name}: {file['bytes']} bytes, is not there" for name, file in large.items()]
+    notes = [f"{name}: {file['bytes']} bytes, is not there" for name, file in large.items()]
     notes += filter(None, [frozen_code.not_counted(code)])
+    notes += [f"{name}: was edited while it ran" for name in code.get(worktrees.EDITED, ())]
     notes += [] if code["drawn"] else ["its first seed was chosen, or it has none"]
     return CheckedFolder(folder, comparison, files, faults, notes)
 
