@@ -319,8 +319,7 @@ def test_each_comparison_spends_and_each_gain_earns(program, capsys):
     same = ("--run", RUN.replace("{lr}", "1"), "--at", "HEAD", "--at", ".", *WORDS)
     assert compare.main(same) == 2
     assert "A and B are identical but for what git ignores" in capsys.readouterr().err
-    with Path("train.py").open("a") as file:
-        file.write("\n")
+    Path("train.py").write_text(NOISY + "\n")
     Path("imported.py").touch()
     sides = ("--run", RUN.replace("{lr}", "1"), "--at", head, "--at", ".")
     assert compare.main([*sides, *WORDS, "--ledger", "--confirm"]) == 2

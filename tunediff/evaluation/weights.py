@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import http.client
 import json
 import logging
@@ -93,20 +92,9 @@ def _given(evaluation: Evaluation) -> Path | None:
 # ---- digests
 def _readable(path: Path, allowed: str) -> str:
     try:
-        return _sha256(path)
+        return sha256(path)
     except OSError as error:
         _refuse(path, f"cannot be read: {error.strerror}", allowed)
-
-
-def _sha256(path: Path) -> str:
-    """Return the sha256 of a file, computed once for each version of it."""
-    status = path.stat()
-    return _sha256_of(path, status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=8)
-def _sha256_of(path: Path, size: int, modified: int) -> str:
-    return sha256(path)
 
 
 # ---- Inception
@@ -134,9 +122,9 @@ def find(evaluation: Evaluation) -> Weights:
         return Weights(path, _readable(path, allowed))
     path = hub_dir() / "checkpoints" / FILE_NAME
     with locked(path):
-        if not (path.is_file() and _sha256(path).startswith(DIGEST_PREFIX)):
+        if not (path.is_file() and sha256(path).startswith(DIGEST_PREFIX)):
             _download(path)
-        return Weights(path, _sha256(path))
+        return Weights(path, sha256(path))
 
 
 def hub_dir() -> Path:
@@ -155,7 +143,7 @@ def _download(path: Path) -> None:
     try:
         with urllib.request.urlopen(URL, timeout=TIMEOUT_S) as response:
             write_atomically(path, lambda file: shutil.copyfileobj(response, file))
-        if not (digest := _sha256(path)).startswith(DIGEST_PREFIX):
+        if not (digest := sha256(path)).startswith(DIGEST_PREFIX):
             path.unlink()
             raise OSError(f"what arrived has sha256 {digest[:8]}…, not {DIGEST_PREFIX}…")
     except (OSError, http.client.HTTPException) as error:
@@ -189,7 +177,7 @@ class Trained:
 
         Weights of others add the first digits of their digest: no two trainings end alike.
         """
-        digest = "" if self.digest == _sha256(SHIPPED) else f", {self.digest[:6]}"
+        digest = "" if self.digest == sha256(SHIPPED) else f", {self.digest[:6]}"
         return f"FD (cifar10-resnet, {math.floor(100 * self.accuracy + 1e-9)} %{digest})"
 
     @property

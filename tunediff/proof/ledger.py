@@ -35,7 +35,8 @@ from tunediff.core.outcomes import Verdict
 from tunediff.core.text import truncate
 from tunediff.experiment.model import Experiment
 
-FILE = Path(".tunediff") / "ledger.jsonl"
+HERE, FILE = Path(), Path(".tunediff") / "ledger.jsonl"
+"""The working folder, and the ledger in a repository."""
 RULE = "LORD++"
 POWER = 1.6
 """The share of the budget that is spent j comparisons later falls as j^−1.6, the sequence that A.
@@ -54,8 +55,8 @@ def level_of(kept: Sequence[bool], budget: float) -> float:
     discoveries = [number for number, better in enumerate(kept, 1) if better]
     level = wealth * _share(now)
     for order, number in enumerate(discoveries):
-        earned = budget - wealth if order == 0 else budget
-        level += earned * _share(now - number)
+        # The first one earns what was not there from the beginning
+        level += (budget - wealth * (order == 0)) * _share(now - number)
     return level
 
 
@@ -95,9 +96,8 @@ class Ledger:
     head: str | None
 
     @classmethod
-    def read(cls, folder: Path | None = None) -> Ledger:
+    def read(cls, folder: Path = HERE) -> Ledger:
         """Return the ledger of the repository around a folder. Raises `ConfigError`."""
-        folder = Path() if folder is None else folder
         where = "--ledger"
         top = git(folder, "rev-parse", "--show-toplevel", where=where, check=False).decode().strip()
         head = git(folder, "rev-parse", "HEAD", where=where, check=False).decode().strip()
@@ -150,7 +150,7 @@ class Ledger:
             "budget": budget,
             "rule": RULE,
             "level": self.entries[number - 1].level,
-            "kept": sum(entry.kept for entry in self.entries),
+            "kept": sum(entry.kept and not entry.confirms for entry in self.entries),
             "kept_since_confirmed": since,
             "confirmed": self.confirmed,
             "recheck_due": since >= RECHECK,
@@ -160,7 +160,7 @@ class Ledger:
 
 
 @contextmanager
-def _locked(folder: Path | None = None) -> Iterator[Ledger]:
+def _locked(folder: Path = HERE) -> Iterator[Ledger]:
     """Read the ledger while nobody else writes to it. Raises `ConfigError`."""
     file = Ledger.read(folder).file
     file.parent.mkdir(exist_ok=True)

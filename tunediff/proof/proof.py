@@ -160,9 +160,8 @@ def verify(folder: Path) -> CheckedFolder:
     comparison = Comparison.read(folder)
     cfg.check_format(said.get("format"), f"{folder / FILE}: format")
     files, large = said.get("files", {}), said.get("not_copied", {})
-    seeds = {"first_seed": code["first_seed"], "seeds_drawn": code["drawn"]}
     computed = measured(comparison)
-    computed["sides"] |= seeds
+    computed["sides"] |= {"first_seed": code["first_seed"], "seeds_drawn": code["drawn"]}
     for side, candidate in zip(model.SIDES, computed["candidates"], strict=True):
         candidate["name"] = comparison.experiment.candidates[side]
         candidate["digest"] = code[side]["digest"]

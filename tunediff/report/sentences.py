@@ -417,8 +417,10 @@ def _ledger(ledger: Ledger) -> str:
     since = (
         f"{ledger.kept_since_confirmed} were kept since {str(ledger.confirmed)[:12]} was confirmed"
     )
-    due = f" {since}: compare the head with it, with --ledger --confirm." * ledger.recheck_due
-    return f"{place}{due}"
+    how = (
+        "compare the head with it, with --ledger --confirm, and go back to it unless that is better"
+    )
+    return f"{place} {since}: {how}." if ledger.recheck_due else place
 
 
 def _of_search(result: Result) -> list[str]:
