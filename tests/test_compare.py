@@ -207,7 +207,7 @@ def test_pairs_run_until_it_is_decided(backend, capsys):
     out = capsys.readouterr().out
     assert "runs: at most 12 pairs × 2 × 20s training" in out
     assert "data: 1,797 images at 8×8 (digits)" in out
-    assert re.search(r"\] wall-clock: about \S+ at most, \S+ at least\n", out)
+    assert re.search(r"\] wall-clock: about \S+ at most, \S+ with 3 pairs\n", out)
     assert out.count("after 1 pair: ") == out.count("after 2 pairs: ") == out.count("after 3 pairs: ") == 1
     assert "verdict: better\n" in out
     assert backend.shown[:2] == [

@@ -13,7 +13,7 @@ import numpy as np
 from tunediff.analysis import divergence
 from tunediff.analysis.outcome import failure_note
 from tunediff.analysis.speed import Why
-from tunediff.analysis.statistics import is_wide
+from tunediff.analysis.statistics import WIDEST, is_wide
 from tunediff.core import text
 from tunediff.core.clock import PROCESS, ClockSummary
 from tunediff.core.outcomes import Ruling, State, Status, Verdict
@@ -260,7 +260,12 @@ def _of_test(result: Result) -> list[str]:
         return []
     rounds = "pairs" if result.sides is not None else "seeds"
     effects = [one.effect for one in result.candidates if one.effect is not None]
-    sizes = sorted(effect.resolution for effect in effects if effect.resolution is not None)
+    sizes = sorted(
+        effect.resolution
+        for effect in effects
+        # Values that diverged give sizes without a meaning
+        if effect.resolution is not None and (effect.kind != "ratio" or effect.resolution < WIDEST)
+    )
     said, why = list[str](), ""
     if result.state == State.HOPELESS:
         neither = "would most likely show no significant difference either"
