@@ -4,25 +4,16 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from tests.helpers import Dies, KilledError, Told, assert_equal, check_here, train, weights
+from tests.training.conftest import one_thread  # noqa: F401
 from tunediff import config as cfg
 from tunediff import search
 
 FOLDER = Path(__file__).parent.parent / "examples"
 NAMES = ["classifier", "control", "finetune", "flow", "ranker"]
 SLOW = pytest.mark.nightly  # imports trl
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-@pytest.fixture(scope="module")
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def example(name, **values):

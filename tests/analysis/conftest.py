@@ -1,11 +1,5 @@
 """Shared by the tests of facts."""
 
-import pytest
+from tests.report.conftest import night
 
-from tests import searches
-
-
-@pytest.fixture
-def night(tmp_path):
-    """The folder of a small search."""
-    return searches.night(tmp_path / "night")
+__all__ = ["night"]

@@ -159,11 +159,12 @@ def repository(program):
 
 
 def test_two_revisions_run_in_worktrees_with_what_git_ignores(repository, capsys):
-    Path("data").mkdir()
-    Path("data/factor").write_text("1.0")
-    Path("train.py").write_text(NOISY.replace("options.lr *", "float(open('data/factor').read()) * 10 *"))
+    Path("data").write_text("1.0")
+    times = "options.lr * (1 + __import__('os').path.exists('of_b.txt')) *"
+    Path("train.py").write_text(NOISY.replace("options.lr *", f"float(open('data').read()) * 20 * {times}"))
     repository("commit", "-qam", "slow")
-    Path("train.py").write_text(NOISY)
+    Path("train.py").write_text(NOISY.replace("options.lr *", times))
+    Path("of_b.txt").touch()  # a change may be a new file, which the older revision does not have
     code, result = compared(capsys, "--run", RUN, "--at", "HEAD", "--at", ".", "lr=1", "--name", "at")
     assert (code, result["verdict"], result["candidates"][0]["name"]) == (0, "better", "HEAD")
     assert result["candidates"][1]["effect"]["value"] == pytest.approx(0.1, rel=0.1)

@@ -280,6 +280,13 @@ def test_runs_are_paired_by_their_names(sets_of_logs, capsys):
     assert (new["tests"]["difference"]["method"], new["counted"]) == ("paired_t", 8)
 
 
+def test_a_run_that_diverged_to_a_number_is_named_and_worse_than_any(sets_of_logs, capsys):
+    Path("new/seed3.log").write_text("step:10/10 val_loss:3000 train_time:9ms\n")
+    _, found = printed(capsys, "base", "new", *sets_of_logs)
+    new = found["finished"]["sets"][1]
+    assert (new["irregular"], new["tests"]["difference"]["method"]) == ({"diverged": ["seed3.log"]}, "rank_sum")
+
+
 def test_misses_of_the_target_are_counted_and_ranked(sets_of_logs, capsys):
     words = [*sets_of_logs, "--outcome", "time", "--better", "time", "--target", "val_loss<=3.3"]
     code, found = printed(capsys, "base", "bad", *words)

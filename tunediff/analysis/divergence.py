@@ -9,6 +9,7 @@ of its seeds would show it with a small probability.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,20 +55,15 @@ class Divergence(NamedTuple):
         )
 
 
-def diverged(
-    baseline: Values, challenger: Values, lower_is_better: bool
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return which values of each side are those of runs that diverged; all are finite."""
-    sides = np.stack([baseline, challenger])
-    usual = float(np.median(np.abs(sides), axis=1).min())
-    losses = sides if lower_is_better else -sides
-    of_sides = (losses > FACTOR * usual) & (usual > 0)
-    return of_sides[0], of_sides[1]
+def diverged(sides: Sequence[Values], lower_is_better: bool) -> list[NDArray[np.bool_]]:
+    """Return which values of each side are those of runs that diverged."""
+    usual, sign = min(np.median(np.abs(side)) for side in sides), 1.0 if lower_is_better else -1.0
+    return [(sign * side > FACTOR * usual) & (usual > 0) for side in sides]
 
 
 def divergence(baseline: Values, challenger: Values, lower_is_better: bool) -> Divergence:
     """Count the diverged runs of two sides with the same seeds, all values finite."""
-    of_baseline, of_challenger = diverged(baseline, challenger, lower_is_better)
+    of_baseline, of_challenger = diverged([baseline, challenger], lower_is_better)
     return Divergence(int(of_baseline.sum()), int(of_challenger.sum()), len(baseline))
 
 

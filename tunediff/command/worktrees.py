@@ -40,11 +40,22 @@ def add(path: Path, revision: str) -> Path:
     top = Path(git(Path(), "rev-parse", "--show-toplevel", where=where).decode().strip())
     commit = commit_of(top, revision, where)
     git(top, "worktree", "add", "--detach", "--force", str(path.absolute()), commit, where=where)
-    for entry in top.iterdir():
-        hidden = entry.name.startswith(".") or entry.name in ("__pycache__", "ray_results")
-        if not hidden and not (path / entry.name).exists():
-            (path / entry.name).symlink_to(entry)
+    link_data(top, path)
     return path.absolute() / Path.cwd().relative_to(top)
+
+
+def link_data(folder: Path, copy: Path) -> None:
+    """Link into a copy of the code in `folder` what it lacks at its top: what git ignores, which is
+    no code; without a repository, all but hidden files."""
+    words = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
+    try:
+        names = git(folder, *words, where="git").decode().split("\0")
+    except ConfigError:
+        names = os.listdir(folder)
+    # Not `a/b`: nothing that git ignores is in a folder with code
+    for name in {name.rstrip("/") for name in names}.difference(("", "__pycache__", "ray_results")):
+        if "/" not in name and not name.startswith(".") and not (copy / name).exists():
+            (copy / name).symlink_to(folder / name)
 
 
 def moved(path: Path) -> None:

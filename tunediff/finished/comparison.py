@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tunediff.analysis.divergence import diverged
 from tunediff.analysis.statistics import holm, mean, sd
 from tunediff.command.metrics import expression
 from tunediff.config.knobs import validated
@@ -57,6 +58,15 @@ class FinishedComparison:
                 pluralize(len(runs), "run with a value", "runs with a value"),
                 "two or more",
             )
+        marks = diverged([self._values(runs) for runs in self.counted], self.sign > 0)
+        self.counted = [
+            [
+                run._replace(value=self.sign * math.inf) if bad else run
+                for run, bad in zip(*of, strict=True)
+            ]
+            for of in zip(self.counted, marks, strict=True)
+        ]
+        """Runs with a value, infinite for those that diverged to a number."""
         self.pattern = (
             expression(self.how.paired_by, "--paired-by", groups=1) if self.how.paired_by else None
         )

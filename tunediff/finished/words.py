@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tunediff.core.outcomes import Verdict
-from tunediff.core.text import number, pluralize, rounded
+from tunediff.core.text import number, pluralize, rounded, size
 from tunediff.report.result import Candidate, Effect, Finished, FinishedSet, Result
 from tunediff.report.sentences import interval
 
@@ -50,12 +50,12 @@ def summary(result: Result) -> list[str]:
 
 def _verdict(result: Result, known: Finished, one: Candidate, of: FinishedSet) -> str:
     first, metric = result.candidates[0].name, result.metric
-    size, effect = interval(one.effect), one.effect or Effect(kind="difference")
+    shown, effect = interval(one.effect), one.effect or Effect(kind="difference")
     how = "times" if effect.kind == "ratio" else "compared with"
     runs = f"{of.counted:,} and {pluralize(known.sets[0].counted, 'run')}"
     runs = runs if known.paired_by is None else pluralize(of.counted, "pair")
     by = f"by the {'ranks' if known.paired_by is None else 'signs'} of their {metric}"
-    tail = f"{metric} {size} {how} that of {first}" if size else by
+    tail = f"{metric} {shown} {how} that of {first}" if shown else by
     missing = [words for name, words in _gates(result, of).items() if not of.tests[name].shown]
     said = {
         Verdict.BETTER: f"{one.name} is better than {first}",
@@ -77,16 +77,20 @@ def _gates(result: Result, of: FinishedSet) -> dict[str, str]:
 
 
 def _notes(result: Result, one: Candidate, of: FinishedSet) -> Iterator[str]:
+    assert result.rule is not None
+    one_sided = result.rule.one_sided or len(result.candidates) < 2
+    level = number(result.rule.level / (1 if one_sided else 2))
     for name, words in _gates(result, of).items():
         test = of.tests[name]
-        size = f"{interval(test)}, " if test.value is not None else ""
+        found = f"{interval(test)}, " if test.value is not None else ""
         shown = f"{'' if test.shown else 'not '}shown to {words}"
-        yield f"{shown} ({size}p = {number(test.p)}, {WORDS[test.method]})"
+        yield f"{shown} ({found}p = {number(test.p)}, {WORDS[test.method]} at a level of {level})"
     if of.runs_needed is not None:
         yield f"to show the margin in 80 % takes {of.runs_needed} runs"
     if of.p_if_repeated is not None:
         decides = one.effect or of.tests["meets_target"]
-        yield f"these runs find a difference of {number(decides.resolution)} in 80 %"
+        found = size(decides.resolution or 0.0, decides.kind == "ratio")
+        yield f"these runs find a difference of {found} in 80 %"
         share = number(of.p_if_repeated) if of.p_if_repeated >= 1e-4 else "below 0.0001"
         if of.p_if_repeated > (decides.p or 0.0):  # of few runs Welch's test is rarer than its p
             yield f"tested after each run from the third on, p would be {share}"

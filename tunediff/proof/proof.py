@@ -33,7 +33,7 @@ from tunediff.command.process import LOG
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import CODE as FOLDER
 from tunediff.core.files import sha256, write_text
-from tunediff.core.options import check_name, check_new, timed_name, writing
+from tunediff.core.options import allow, check_name, check_new, timed_name, writing
 from tunediff.core.outcomes import Status
 from tunediff.core.text import rounded
 from tunediff.core.trial_record import JOURNAL, TrialRecord
@@ -59,8 +59,8 @@ TOLERANCE = 1e-9
 
 def check_out(out: Path) -> None:
     """Refuse a folder that is there already and is not empty. Raises `ConfigError`."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"--out: {str(out)!r} is not allowed; allowed: a new folder")
+    is_empty = out.is_dir() and not any(out.iterdir())
+    allow(is_empty or not out.exists(), "--out", out, "a new folder")
 
 
 def write(folder: Path, out: Path) -> None:
@@ -210,21 +210,16 @@ def _other_rules(comparison: Comparison) -> Iterator[str]:
 def other_numbers(computed: Mapping[str, Any], said: Mapping[str, Any]) -> Iterator[str]:
     """Yield each key of the result that the journals contradict."""
     for key, value in computed.items():
-        other = said.get(key)
+        other: Any = said.get(key)
+        are_numbers = isinstance(value, float) and isinstance(other, int | float)
         if isinstance(value, list) and isinstance(other, list) and len(value) == len(other):
             value, other = (
                 {f"{key}[{index}]": one for index, one in enumerate(of)} for of in (value, other)
             )
         if isinstance(value, Mapping) and isinstance(other, Mapping):
             yield from other_numbers(value, other)
-        elif not _equal(value, other):
+        elif value != other and not (are_numbers and math.isclose(value, other, rel_tol=TOLERANCE)):
             yield f"{key}: {other} in {RESULT}, {value} by the journals"
-
-
-def _equal(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, int | float):
-        return math.isclose(one, other, rel_tol=TOLERANCE)
-    return bool(one == other)
 
 
 def _other_comment(file: Path, comparison: Comparison) -> Iterator[str]:
@@ -369,10 +364,7 @@ def _run_in_copy(new: Path, side: Path) -> None:
         return
     runs_in, copy = Path().absolute(), new / worktrees.SOURCE
     if copy.is_dir():
-        for entry in runs_in.iterdir():
-            hidden = entry.name.startswith(".") or entry.name in ("__pycache__", "ray_results")
-            if not hidden and not (copy / entry.name).exists():
-                (copy / entry.name).symlink_to(entry)
+        worktrees.link_data(runs_in, copy)
         runs_in = side.absolute() / worktrees.SOURCE
     content = cfg.read_yaml(file)
     write_text(file, cfg.to_yaml({**content, "folder": str(runs_in)}))

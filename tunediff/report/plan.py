@@ -241,8 +241,9 @@ def start_lines(plan: Mapping[str, Any]) -> list[str]:
     if plan["wall_clock_lacks"] and plan["budget_s"]:
         rows["wall-clock"] += " and evaluation"
     if "wall_s_at_least" in plan and plan["budget_s"]:
-        least = f"{text.seconds(plan['wall_s_at_least'])} with {plan['pairs_at_least']} pairs"
-        rows["wall-clock"] += f" at most, {least}"
+        rows["wall-clock"] += (
+            f" at most, {text.seconds(plan['wall_s_at_least'])} with {plan['pairs_at_least']} pairs"
+        )
     if limit_s is not None:
         within, all_trials = plan["trials_within_limit"], text.pluralize(plan["trials"], "trial")
         rows["total_limit"] = f"{text.seconds(limit_s)}, room for about {within} of {all_trials}"

@@ -338,7 +338,7 @@ def _diverged(result: Result) -> str:
         b
     ):
         return ""
-    found, parts = divergence.diverged(a, b, result.direction == "min"), list[str]()
+    found, parts = divergence.diverged([a, b], result.direction == "min"), list[str]()
     for side, values, mask in zip("AB", (a, b), found, strict=True):
         note = failure_note(int(mask.sum()), int((~mask).sum()), f"{side} diverged")
         parts += [f"{note}, to {', '.join(map(number, values[mask].tolist()))}"] if note else []
