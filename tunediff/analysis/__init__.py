@@ -302,7 +302,11 @@ class Results:
                 **{name: last(trial, name) for name in measured},
                 "reason": trial.reason,
             }
-            rows.append(cells | knob_columns(trial.config, {*cells, *more}))
+            knobs = {
+                f"knobs.{name}" if name in cells or name in more else name: value
+                for name, value in trial.config.items()
+            }
+            rows.append(cells | knobs)
         return pd.DataFrame(rows)
 
     def curves(self) -> pd.DataFrame:
@@ -318,11 +322,6 @@ def read(folder: Path) -> Results:
     return Results(
         folder, search_space.load(search_space.of_search(folder)), trial_record.read_trials(folder)
     )
-
-
-def knob_columns(knobs: Values, taken: Collection[str]) -> dict[str, Any]:
-    """Return the columns of knobs by name, or as `knobs.NAME` where the name is taken."""
-    return {f"knobs.{name}" if name in taken else name: value for name, value in knobs.items()}
 
 
 def last(trial: TrialRecord, name: str) -> Any:

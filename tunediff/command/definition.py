@@ -167,10 +167,6 @@ class CommandDefinition(CommandSettings):
         """Return the name of the metric that ranks runs."""
         return self.objective if self.outcome != "time" else TIME_TO_TARGET
 
-    @property
-    def judged_mode(self) -> Mode:
-        return self.mode if self.outcome != "time" else "min"
-
     def clock(self, now: float) -> CommandClock:
         """Return the clock of a run that starts now."""
         column = self.time_column

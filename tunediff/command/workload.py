@@ -128,7 +128,9 @@ def _workload(name: str, content: bytes) -> Workload:
     knobs = _class("Knobs", nest(lines.pop(PARAMETERS, None) or {}), f"{name}: {PARAMETERS}")
     definition, path = CommandDefinition.of(lines, name), Path(name)
     declared = ModuleType("command")
-    objective = Metric(definition.judged, definition.judged_mode)
+    objective = Metric(
+        definition.judged, "min" if definition.outcome == "time" else definition.mode
+    )
     declared.__dict__.update(DEFINITION=definition, Knobs=knobs, OBJECTIVE=objective, UNIT="values")
     return CommandWorkload(name, declared, file=Code(path.parent, path, {Path(FILE): content}))
 

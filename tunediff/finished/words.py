@@ -78,13 +78,12 @@ def _gates(result: Result, of: FinishedSet) -> dict[str, str]:
 
 def _notes(result: Result, one: Candidate, of: FinishedSet) -> Iterator[str]:
     assert result.rule is not None
-    one_sided = result.rule.one_sided or len(result.candidates) < 2
-    level = number(result.rule.level / (1 if one_sided else 2))
+    level = result.rule.level / (1 if result.rule.one_sided or len(result.candidates) < 2 else 2)
     for name, words in _gates(result, of).items():
         test = of.tests[name]
         found = f"{interval(test)}, " if test.value is not None else ""
         shown = f"{'' if test.shown else 'not '}shown to {words}"
-        yield f"{shown} ({found}p = {number(test.p)}, {WORDS[test.method]} at a level of {level})"
+        yield f"{shown} ({found}p = {number(test.p)}, {WORDS[test.method]} at a level of {number(level)})"
     if of.runs_needed is not None:
         yield f"to show the margin in 80 % takes {of.runs_needed} runs"
     if of.p_if_repeated is not None:
