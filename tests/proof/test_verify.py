@@ -212,11 +212,13 @@ def test_a_revision_is_copied_after_its_worktree_has_gone(program):
     assert verify.main(["proof"]) == 0
 
 
-def test_an_edit_meanwhile_fails_the_run(program, capsys):
+def test_an_edit_meanwhile_stops_it_until_it_is_undone(program, capsys):
     """The working copy is edited by the command itself, as a person would while it runs."""
     Path("train.py").write_text(NOISY + "\nopen('train.py', 'a').write('# more')\n")
-    assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS]) == 12
-    assert "train.py changed since the first run began" in capsys.readouterr().out
+    assert compare.main(["--run", RUN, "lr=1", "lr=2", *WORDS, "--name", "x"]) == 1
+    assert "train.py was edited meanwhile; put it back first" in capsys.readouterr().err
+    assert [run.attempts for run in Comparison.read(Path("ray_results/x")).runs] == [1]
+    assert not Comparison.read(Path("ray_results/x")).runs[0].finished
 
 
 REFERENCE = Path(__file__).parents[2] / "ray_results" / "reference" / "speedrun-digits"

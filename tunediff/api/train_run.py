@@ -172,7 +172,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
     folder, again = request.folder, "the same command again"
     workload, objective = request.config.schema.workload, cfg.of(request.config).objective.name
     try:
-        if _rank() != 0:  # its process waits for rank 0
+        if os.environ.get("RANK", "0") != "0":  # its process waits for rank 0
             return foreground.call(_process, request, workload, lines)
         remote.check(folder.parent)
         with lock.exclusive_lock(folder, "--out", f"--out: {folder} is trained by another process"):
@@ -228,10 +228,6 @@ def _begun(request: TrainRequest) -> TrainRequest:
     if budget.open_ended:
         log.info("open-ended: Ctrl-C stops it, the same command goes on")
     return dataclasses.replace(request, config=config)
-
-
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
 
 
 def _ranks() -> int:

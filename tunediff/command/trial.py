@@ -64,7 +64,8 @@ def run(command: CommandRun, stopped: Callable[[], bool]) -> Iterator[Point | En
     the journal has then. `stopped`: asked several times a second whether to end it (`pruned`).
 
     A run that was interrupted begins again, or goes on from its last checkpoint if its program has
-    printed `CHECKPOINT path`. Raises `OSError` where the journal cannot be written.
+    printed `CHECKPOINT path`. Raises `OSError` where the journal cannot be written, or the program
+    was edited meanwhile: then the run has no end, and begins again later.
     """
     folder, journal = command.folder, Journal(command.folder)
     has_run = any(line["event"] == "worker" for line in trial_record.events(folder))
@@ -77,12 +78,14 @@ def run(command: CommandRun, stopped: Callable[[], bool]) -> Iterator[Point | En
     progress = ProgressFile(folder)  # for the console, where a run prints no value for long
     command = dataclasses.replace(command, resumed=state, timeout_s=_timeout_s(command))
     progress.part("train")
+    worktrees.check_unedited(folder)
 
     for event in execute(command, stopped, journal.write):
         if isinstance(event, Point):
             journal.point(event)
         else:
-            if event.status == Status.OK and (why := _other_program(folder) or _other_unit(folder)):
+            worktrees.check_unedited(folder)
+            if event.status == Status.OK and (why := _other_unit(folder)):
                 event = dataclasses.replace(event, status=Status.ERROR, reason=why)
             journal.end_trial(event)
             (folder / DOING).unlink(missing_ok=True)
@@ -100,13 +103,6 @@ def _timeout_s(run: CommandRun) -> float | None:
     if run.limit_s is not None:
         return TIMEOUT * max(longest_s, run.limit_s, 10 * LEAST_S)
     return TIMEOUT * max(longest_s, LEAST_S) if longest_s else None
-
-
-def _other_program(folder: Path) -> str:
-    """Return that a run may not be of the program that was frozen for all; '': it is."""
-    # Confirming runs are in a folder of their search
-    names = {name for place in folder.parents[1:3] for name in worktrees.edited(place)}
-    return f"{', '.join(sorted(names))} changed since the first run began" if names else ""
 
 
 def _other_unit(folder: Path) -> str:

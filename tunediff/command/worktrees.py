@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tunediff import config as cfg
 from tunediff.command import definition
+from tunediff.core.disk import EDITED_MEANWHILE
 from tunediff.core.errors import ConfigError
 from tunediff.core.files import CODE as FOLDER
 from tunediff.core.files import content, sha256
@@ -144,10 +145,14 @@ def edited(folder: Path) -> list[str]:
         runs_in = working_folder(folder if side == SEARCHED else folder / side)
         for name, digest in frozen["files"].items():
             place, _, inside = name.partition("/")
-            if place == SOURCE and inside.endswith(PROGRAM) and _is_other(runs_in / inside, digest):
-                names.append(inside)
+            if place == SOURCE and inside.endswith(PROGRAM):
+                file = runs_in / inside
+                names += [] if file.is_file() and sha256(file) == digest else [inside]
     return sorted({*names}.difference(code.get(EDITED, ())))
 
 
-def _is_other(path: Path, digest: str) -> bool:
-    return not path.is_file() or sha256(path) != digest
+def check_unedited(run: Path) -> None:
+    """Raise an `OSError` if such files have changed: nothing is known of a run of two programs."""
+    # Confirming runs are in a folder of their search
+    if names := [name for place in run.parents[1:3] for name in edited(place)]:
+        raise OSError(EDITED_MEANWHILE, os.strerror(EDITED_MEANWHILE), ", ".join(names))

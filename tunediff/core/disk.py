@@ -23,6 +23,8 @@ from tunediff.core.errors import Failure
 from tunediff.core.files import naming_file
 from tunediff.core.trial_record import CHECKPOINT, events
 
+EDITED_MEANWHILE = errno.ETXTBSY
+"""Of the error that the program of a trial was edited while it ran: no fault of the trial, too."""
 _LASTING = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _PASSING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 """Those that may be over the next time, such as those of NFS."""
@@ -46,7 +48,10 @@ def fault_behind(error: Exception, folder: Path) -> OSError | None:
 
 
 def is_full(folder: Path, failure: Failure) -> bool:
-    """Return whether an error is that the disk of a folder is full or cannot be written to."""
+    """Return whether an error is that the disk of a folder is full or cannot be written to, or is
+    `EDITED_MEANWHILE`."""
+    if failure.errno == EDITED_MEANWHILE:
+        return True
     if failure.errno not in _LASTING or failure.path is None:
         return False
     file = Path(failure.path).absolute()

@@ -53,7 +53,11 @@ def random_token() -> Iterator[None]:
 
     Ray's token is for all clusters of a user, in a file that others may read. A user's stays.
     """
-    if not _asks_for_token() or os.environ.get(_TOKEN) or os.environ.get(_TOKEN_FILE):
+    if (
+        os.environ.get(_TOKEN)
+        or os.environ.get(_TOKEN_FILE)
+        or os.environ.get(_MODE, "token").lower() != "token"
+    ):
         yield
         return
     with tempfile.NamedTemporaryFile("w", prefix="tunediff-ray-token-", delete=False) as output:
@@ -117,10 +121,6 @@ def dashboard(url: str, address: str | None = None) -> str:
     named = next((name for name in (_TOKEN, _TOKEN_FILE) if os.environ.get(name)), "none")
     token = f"cat {_files[-1]}" if _files else named
     return f"dashboard http://{url} (loopback; Ray's other ports: all interfaces; token: {token})"
-
-
-def _asks_for_token() -> bool:
-    return os.environ.get(_MODE, "token").lower() == "token"
 
 
 @contextlib.contextmanager

@@ -189,15 +189,10 @@ def smaller_oom_trial(
         (
             trial
             for trial in records
-            if ran_out_of_memory(trial) and needs_at_least(config, trial.config)
+            if trial.status == Status.OOM and needs_at_least(config, trial.config)
         ),
         None,
     )
-
-
-def ran_out_of_memory(record: TrialRecord) -> bool:
-    """Return whether a trial ran out of memory."""
-    return record.end is not None and record.end.status == Status.OOM
 
 
 def ruled_out(config: Mapping[str, Any], records: Iterable[TrialRecord]) -> str:

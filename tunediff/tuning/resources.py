@@ -317,18 +317,16 @@ class Pool:
         if self._look is not None and now - self._looked > LOOK_S:
             self._looked, self.machines = now, self._share.usable(self._look())
 
-    def _free(self, machine: Machine) -> int:
-        return self._share.units(machine) - sum(
-            taken.get(machine, 0) for taken in self._taken.values()
-        )
-
     def _find(self, size: int) -> dict[Machine, int] | None:
         """Return the units of each machine for a trial of `size` workers; None: there is no room.
 
         Takes the machine that the trial fills best, so that larger trials find room later.
         """
         units, exclusive = self._share.units, self._share.exclusive
-        free = {machine: self._free(machine) for machine in self.machines}
+        free = {
+            machine: units(machine) - sum(taken.get(machine, 0) for taken in self._taken.values())
+            for machine in self.machines
+        }
         if any(units(machine) >= size for machine in free):
             fitting = [machine for machine in free if free[machine] >= size]
             if not fitting:

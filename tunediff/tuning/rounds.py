@@ -15,6 +15,7 @@ from tunediff import config as cfg
 from tunediff.analysis.outcome import failed
 from tunediff.config import Systems, Values
 from tunediff.core import trial_record as record
+from tunediff.core.disk import EDITED_MEANWHILE
 from tunediff.core.journal import Journal
 from tunediff.core.listeners import Listeners
 from tunediff.core.trial_record import TrialRecord
@@ -170,9 +171,13 @@ def run(folder: Path, rounds: Rounds, backend: Backend, listeners: Listeners) ->
 
 @contextlib.contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Turn an `OSError` inside into a `StoppedError` that says why `folder` cannot be written."""
+    """Turn an `OSError` inside into a `StoppedError` that says why it cannot go on."""
     try:
         yield
     except OSError as error:
-        why = error.strerror or error
-        raise StoppedError(f"{folder} cannot be written: {why}") from error
+        why = f"cannot be written: {error.strerror or error}"
+        if error.errno == EDITED_MEANWHILE:
+            why = (
+                f"would mix two programs: {error.filename} was edited meanwhile; put it back first"
+            )
+        raise StoppedError(f"{folder} {why}") from error
