@@ -363,7 +363,7 @@ def test_seconds_to_a_target_are_the_objective_of_what_reports_its_metric(study,
         assert table["error"].tolist() == [-3.0, 2.0, 0.5]
         assert table["reason"].tolist() == [
             "",
-            "the target error<=1 was not reached by values 5 % of the time apart",
+            "no mean of evaluations 5 % of the time apart met error<=1",
             "",
         ]
         result = one.search.json()

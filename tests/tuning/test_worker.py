@@ -126,7 +126,7 @@ def test_a_trial_ends_where_its_target_is_met_and_one_that_never_meets_it_fails(
     missed = ran("missed", Target("error", "<=", 0.0))
     assert (missed.status, missed.reason) == (
         "missed",
-        "the target error<=0 was not reached by values 5 % of the time apart",
+        "no mean of evaluations 5 % of the time apart met error<=0",
     )
     curve = [point["error"] for point in missed.points]
     assert len(curve) == 6

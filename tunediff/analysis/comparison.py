@@ -416,7 +416,7 @@ def of_results(results: Results, rules: Rules, metric: str, ratios: bool) -> Com
     """Return all configurations of a search, the baseline first if it ran at all; not tested."""
     candidates = list[Candidate]()
     for found in results.outcomes:
-        changed = results.space.changed(found.runs[0].knobs)
+        changed = results.changed(found.runs[0])
         outcome = dataclasses.replace(found, metric=metric)
         rounds = {run.seed: run for run in (*outcome.runs, *outcome.done)}
         candidates.append(Candidate(text.knobs(changed), changed, not changed, outcome, rounds))

@@ -78,7 +78,7 @@ class Target(NamedTuple):
     @property
     def missed(self) -> str:
         """Return how a run ended that never met it."""
-        return f"the target {self} was not reached by values {100 * APART:.0f} % of the time apart"
+        return f"no mean of evaluations {100 * APART:.0f} % of the time apart met {self}"
 
     @property
     def lower_is_better(self) -> bool:
