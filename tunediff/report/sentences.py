@@ -389,7 +389,10 @@ def _of_sides(result: Result) -> list[str]:
             + ("" if gate.p is None else f" (p = {gate.p:.2g} by one t-test of these pairs)")
             for gate in sides.gates
         ]
-        said.append(f"Quality: {'; '.join(shown)}.")
+        said.append(
+            f"Quality, at a level of {rule.level / (1 if rule.one_sided else 2):.2g}:"
+            f" {'; '.join(shown)}."
+        )
     setup = [one.setup_s for one in (a, b) if one.setup_s is not None]
     counts = len(setup) == 2 and result.start_up_share is None and bool(result.budget_s)
     if counts and abs(setup[0] - setup[1]) > 0.02 * (result.budget_s or 0.0):
