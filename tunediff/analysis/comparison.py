@@ -22,7 +22,7 @@ from tunediff import config as cfg
 from tunediff.analysis import RATE, Results, journals, last, reach
 from tunediff.analysis.outcome import Candidate, Outcome, failed, knobs_of
 from tunediff.analysis.sequential import InterimAnalysis, Rules, analyse
-from tunediff.analysis.speed import mean_speedup, ratio_of_speeds
+from tunediff.analysis.speed import inverse, mean_speedup
 from tunediff.analysis.statistics import (
     ROUGH_FREEDOM,
     Difference,
@@ -353,15 +353,17 @@ class Comparison:
 
     def speedup(self, candidate: Candidate) -> Estimate | None:
         """Return how many times sooner a candidate that is significantly better reaches the
-        baseline's end, or the ratio of seconds or rates that decided; None: unknown."""
+        baseline's end, or the ratio of rates, or of the seconds that decided; None: unknown."""
         if candidate.verdict != Verdict.BETTER or np.isinf(self.values).any():
             return None
-        if self.rules.by_time or self.objective in (RATE, TIME_TO_TARGET):
-            return ratio_of_speeds(candidate.difference, self.lower_is_better)
+        if self.rules.by_time or self.objective == TIME_TO_TARGET:
+            return inverse(candidate.difference) if self.ratios else None
         row = self.candidates.index(candidate)
         pairs = [(runs[0], runs[row]) for runs in self.rounds]
         found = [
-            reach.speedup(base, run, self.objective, self.mode)
+            reach.SpeedUp(float(values[row] / values[0]), False)
+            if self.objective == RATE
+            else reach.speedup(base, run, self.objective, self.mode)
             for (base, run), values in zip(pairs, self.values.T, strict=True)
             if base and run and np.isfinite(values[[0, row]]).all()
         ]
@@ -416,7 +418,7 @@ def of_results(results: Results, rules: Rules, metric: str, ratios: bool) -> Com
     """Return all configurations of a search, the baseline first if it ran at all; not tested."""
     candidates = list[Candidate]()
     for found in results.outcomes:
-        changed = results.changed(found.runs[0])
+        changed = results.space.changed(found.runs[0].knobs)
         outcome = dataclasses.replace(found, metric=metric)
         rounds = {run.seed: run for run in (*outcome.runs, *outcome.done)}
         candidates.append(Candidate(text.knobs(changed), changed, not changed, outcome, rounds))

@@ -75,13 +75,12 @@ def mean_speedup(found: Sequence[reach.SpeedUp]) -> Estimate | None:
     return dataclasses.replace(mean_ratio, at_least=any(one.at_first for one in found))
 
 
-def ratio_of_speeds(effect: Difference, lower_is_better: bool) -> Estimate | None:
-    """Return how many times as fast, by an effect on seconds or rates and by its interval."""
-    ends = [effect.low, effect.estimate, effect.high]
-    known = [end for end in ends if end]
-    if len(known) < len(ends) or is_wide(effect.low, effect.high):
+def inverse(effect: Difference) -> Estimate | None:
+    """Return how many times as fast, by a ratio of seconds and its interval; None: unknown."""
+    known = [end for end in (effect.high, effect.estimate, effect.low) if end]
+    if len(known) < 3 or is_wide(effect.low, effect.high):
         return None
-    low, middle, high = [1 / end for end in reversed(known)] if lower_is_better else known
+    low, middle, high = (1 / end for end in known)
     return Estimate(middle, low, high)
 
 

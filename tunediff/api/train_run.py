@@ -172,7 +172,7 @@ def run(request: TrainRequest, lines: EventLines) -> str:
     folder, again = request.folder, "the same command again"
     workload, objective = request.config.schema.workload, cfg.of(request.config).objective.name
     try:
-        if os.environ.get("RANK", "0") != "0":  # its process waits for rank 0
+        if int(os.environ.get("RANK", "0")) != 0:  # its process waits for rank 0
             return foreground.call(_process, request, workload, lines)
         remote.check(folder.parent)
         with lock.exclusive_lock(folder, "--out", f"--out: {folder} is trained by another process"):

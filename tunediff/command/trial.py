@@ -65,7 +65,7 @@ def run(command: CommandRun, stopped: Callable[[], bool]) -> Iterator[Point | En
 
     A run that was interrupted begins again, or goes on from its last checkpoint if its program has
     printed `CHECKPOINT path`. Raises `OSError` where the journal cannot be written, or the program
-    was edited meanwhile: then the run has no end, and begins again later.
+    was edited meanwhile: then the run has no end, and goes on later.
     """
     folder, journal = command.folder, Journal(command.folder)
     has_run = any(line["event"] == "worker" for line in trial_record.events(folder))

@@ -16,6 +16,7 @@ from tunediff.core.files import content, sha256
 from tunediff.core.git import commit_of, git
 from tunediff.core.text import shown
 from tunediff.experiment.model import CODE, SIDES
+from tunediff.experiment.model import FILE as EXPERIMENT
 
 SOURCE = "source"
 """Folder of a side with the worktree of its revision, or with a copy of what it ran elsewhere."""
@@ -35,25 +36,25 @@ NOTE = "loaded.txt"
 def add(path: Path, revision: str) -> Path:
     """Check a revision out into `path`; return the folder in it that is the working folder here.
 
-    What git ignores at the top of the repository (data, say) is linked. Raises `ConfigError`.
+    What git ignores at the top of the repository is linked, and links and repositories that it does
+    not know: data, say. Raises `ConfigError`.
     """
     where = f"--at: {revision}"
     top = Path(git(Path(), "rev-parse", "--show-toplevel", where=where).decode().strip())
     commit = commit_of(top, revision, where)
     git(top, "worktree", "add", "--detach", "--force", str(path.absolute()), commit, where=where)
-    link_data(top, path)
+    words = ("ls-files", "-z", "--others", "--exclude-standard")
+    # A program's own files are of one revision; git names a repository in another as a folder
+    new = git(top, *words, where=where).decode().split("\0")
+    data = [name for name in new if name.endswith("/") or (top / name).is_symlink()]
+    data = [name for name in data if not name.endswith(PROGRAM)]
+    ignored = git(top, *words, "--ignored", "--directory", where=where).decode().split("\0")
+    link([*data, *ignored], top, path)
     return path.absolute() / Path.cwd().relative_to(top)
 
 
-def link_data(folder: Path, copy: Path) -> None:
-    """Link into a copy of the code in `folder` what it lacks at its top: what git ignores, which is
-    no code; without a repository, all but hidden files."""
-    words = ("ls-files", "-z", "--others", "--ignored", "--exclude-standard", "--directory")
-    try:
-        names = git(folder, *words, where="git").decode().split("\0")
-    except ConfigError:
-        names = os.listdir(folder)
-    # Not `a/b`: nothing that git ignores is in a folder with code
+def link(names: Iterable[str], folder: Path, copy: Path) -> None:
+    """Link what is at the top of a folder into a copy that lacks it, but for hidden files."""
     for name in {name.rstrip("/") for name in names}.difference(("", "__pycache__", "ray_results")):
         if "/" not in name and not name.startswith(".") and not (copy / name).exists():
             (copy / name).symlink_to(folder / name)
@@ -146,13 +147,15 @@ def edited(folder: Path) -> list[str]:
         for name, digest in frozen["files"].items():
             place, _, inside = name.partition("/")
             if place == SOURCE and inside.endswith(PROGRAM):
-                file = runs_in / inside
-                names += [] if file.is_file() and sha256(file) == digest else [inside]
+                file = runs_in / inside  # another machine may lack what no run needs
+                names += [inside] if file.is_file() and sha256(file) != digest else []
     return sorted({*names}.difference(code.get(EDITED, ())))
 
 
 def check_unedited(run: Path) -> None:
-    """Raise an `OSError` if such files have changed: nothing is known of a run of two programs."""
-    # Confirming runs are in a folder of their search
-    if names := [name for place in run.parents[1:3] for name in edited(place)]:
+    """Raise an `OSError` if its code has changed: nothing is known of a run of two programs."""
+    # Confirming runs are in a folder of their search; a run may write other files than code
+    places = [place for place in run.parents[1:3] if (place / EXPERIMENT).is_file()]
+    names = [name for place in places for name in edited(place)]
+    if names := [name for name in names if name.endswith((".py", ".sh"))]:
         raise OSError(EDITED_MEANWHILE, os.strerror(EDITED_MEANWHILE), ", ".join(names))

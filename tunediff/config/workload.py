@@ -119,11 +119,6 @@ class Workload:
         return getattr(self.declared, "UNIT", "samples")
 
     @property
-    def warms_up(self) -> bool:
-        """Return whether a first step is trained and undone before the budget begins."""
-        return bool(getattr(self.declared, "WARM_UP", True))
-
-    @property
     def quantities(self) -> Mapping[str, Quantity]:
         """Return what its points contain besides the quantities of all points, by name."""
         return getattr(self.declared, "QUANTITIES", {})

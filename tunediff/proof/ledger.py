@@ -122,15 +122,10 @@ class Ledger:
         return level_of([entry.kept for entry in self.entries], budget)
 
     @property
-    def _confirming(self) -> int:
-        """Return the index of the comparison that confirmed last; −1: none has."""
-        confirming = [n for n, entry in enumerate(self.entries) if entry.confirms and entry.kept]
-        return max(confirming, default=-1)
-
-    @property
     def confirmed(self) -> str | None:
         """Return the commit that was confirmed last; at first it is that of the first line."""
-        return self.entries[max(self._confirming, 0)].head if self.entries else None
+        confirming = [entry for entry in self.entries if entry.confirms and entry.kept]
+        return next((entry.head for entry in [*reversed(confirming), *self.entries]), None)
 
     def append(self, event: str, **content: Any) -> None:
         """Write one line, whole: others may write theirs at the same time."""
@@ -144,7 +139,10 @@ class Ledger:
         A kept comparison that confirms makes its head the confirmed one; at first it is the first.
         """
         number = [entry.id for entry in self.entries].index(key) + 1
-        since = sum(entry.kept for entry in self.entries[self._confirming + 1 :])
+        since = 0
+        for entry in self.entries:  # unless the head is better, its changes are to be taken back
+            is_recheck = entry.confirms and entry.verdict not in (Verdict.OPEN, Verdict.FAILED)
+            since = 0 if is_recheck else since + entry.kept
         return {
             "number": number,
             "budget": budget,
@@ -191,8 +189,8 @@ def check(folder: Path, confirms: bool) -> None:
     changes = git(Path(), *status, where="git", check=False).decode().split("\0")
     # New files may be imported, but for our own: those of results, copies of code among them
     edits = [name for name in changes if name[:2] != "??" or name.endswith(PROGRAM)]
-    ours = {FILE.parent.name, folder.parent.name}
-    edited = [name for name in edits if name and not ours.intersection(Path(name[3:]).parts)]
+    top, ours = ledger.file.parents[1], (ledger.file.parent, folder.parent)
+    edited = [n for n in edits if n and not any(map((top / n[3:]).is_relative_to, ours))]
     if confirms and edited:
         listed = truncate(", ".join(edited), 200)
         raise ConfigError(f"--confirm: not committed: {listed}; allowed: the head as B")

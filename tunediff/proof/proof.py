@@ -364,7 +364,7 @@ def _run_in_copy(new: Path, side: Path) -> None:
         return
     runs_in, copy = Path().absolute(), new / worktrees.SOURCE
     if copy.is_dir():
-        worktrees.link_data(runs_in, copy)
+        worktrees.link(os.listdir(runs_in), runs_in, copy)
         runs_in = side.absolute() / worktrees.SOURCE
     content = cfg.read_yaml(file)
     write_text(file, cfg.to_yaml({**content, "folder": str(runs_in)}))

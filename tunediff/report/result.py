@@ -188,7 +188,7 @@ class Ledger(Part):
     level: float
     """level: what this comparison spent, the probability of a wrong «better»"""
     kept: int
-    """kept: changes that were better; kept_since_confirmed: those since the last confirmation"""
+    """kept: changes that were better; kept_since_confirmed: those since the last recheck"""
     kept_since_confirmed: int
     confirmed: str | None
     """the commit that was confirmed last, or the first one"""

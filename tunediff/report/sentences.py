@@ -13,7 +13,7 @@ import numpy as np
 from tunediff.analysis import divergence
 from tunediff.analysis.outcome import failure_note
 from tunediff.analysis.speed import Why
-from tunediff.analysis.statistics import WIDEST, is_wide
+from tunediff.analysis.statistics import is_wide
 from tunediff.core import text
 from tunediff.core.clock import PROCESS, ClockSummary
 from tunediff.core.outcomes import Ruling, State, Status, Verdict
@@ -264,7 +264,7 @@ def _of_test(result: Result) -> list[str]:
         effect.resolution
         for effect in effects
         # Values that diverged give sizes without a meaning
-        if effect.resolution is not None and (effect.kind != "ratio" or effect.resolution < WIDEST)
+        if effect.resolution is not None and (effect.kind != "ratio" or effect.resolution < 1e3)
     )
     said, why = list[str](), ""
     if result.state == State.HOPELESS:
@@ -361,6 +361,7 @@ def _of_sides(result: Result) -> list[str]:
         )
     elif result.verdict not in (Verdict.OPEN, Verdict.ONE_RUN):
         said.append("B was ahead in {} of {} pairs.".format(*sides.ahead))
+        said += filter(None, [_diverged(result)] * (result.verdict == Verdict.NO_DIFFERENCE))
     if (least := sides.one_run_each_tells) is not None:
         said.append(
             f"With one run each, only differences above {text.size(least, _is_ratio(b))}"
@@ -422,13 +423,12 @@ def _ledger(ledger: Ledger) -> str:
         f"{pluralize(ledger.kept, 'change')} kept so far, of which {ledger.budget:.0%} may be none"
     )
     place = f"Comparison {ledger.number} of the ledger, at a level of {ledger.level:.2g}: {kept}."
-    since = (
-        f"{ledger.kept_since_confirmed} were kept since {str(ledger.confirmed)[:12]} was confirmed"
+    base, since = str(ledger.confirmed)[:12], ledger.kept_since_confirmed
+    due = (
+        f" {since} were kept without a recheck: compare the head with {base}, with --ledger"
+        f" --confirm, and go back to {base} unless that is better."
     )
-    how = (
-        "compare the head with it, with --ledger --confirm, and go back to it unless that is better"
-    )
-    return f"{place} {since}: {how}." if ledger.recheck_due else place
+    return f"{place}{due * ledger.recheck_due}"
 
 
 def _of_search(result: Result) -> list[str]:
