@@ -59,8 +59,7 @@ def diverged(sides: Sequence[Values], lower_is_better: bool) -> list[NDArray[np.
     """Return which values of each side are those of runs that diverged."""
     # Of an even number the lower one of the two in the middle: half of them may have diverged
     usual = min(np.quantile(np.abs(side), 0.5, method="lower") for side in sides)
-    sign = 1.0 if lower_is_better else -1.0
-    return [(sign * side > FACTOR * usual) & (usual > 0) for side in sides]
+    return [((side if lower_is_better else -side) > FACTOR * usual) & (usual > 0) for side in sides]
 
 
 def divergence(baseline: Values, challenger: Values, lower_is_better: bool) -> Divergence:

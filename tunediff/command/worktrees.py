@@ -44,10 +44,12 @@ def add(path: Path, revision: str) -> Path:
     commit = commit_of(top, revision, where)
     git(top, "worktree", "add", "--detach", "--force", str(path.absolute()), commit, where=where)
     words = ("ls-files", "-z", "--others", "--exclude-standard")
-    # A program's own files are of one revision; git names a repository in another as a folder
     new = git(top, *words, where=where).decode().split("\0")
-    data = [name for name in new if name.endswith("/") or (top / name).is_symlink()]
-    data = [name for name in data if not name.endswith(PROGRAM)]
+    data = [  # but for code, which is of one revision; a repository in another is named as a folder
+        name
+        for name in new
+        if name.endswith("/") or ((top / name).is_symlink() and not name.endswith(PROGRAM))
+    ]
     ignored = git(top, *words, "--ignored", "--directory", where=where).decode().split("\0")
     link([*data, *ignored], top, path)
     return path.absolute() / Path.cwd().relative_to(top)
@@ -154,8 +156,12 @@ def edited(folder: Path) -> list[str]:
 
 def check_unedited(run: Path) -> None:
     """Raise an `OSError` if its code has changed: nothing is known of a run of two programs."""
-    # Confirming runs are in a folder of their search; a run may write other files than code
-    places = [place for place in run.parents[1:3] if (place / EXPERIMENT).is_file()]
-    names = [name for place in places for name in edited(place)]
-    if names := [name for name in names if name.endswith((".py", ".sh"))]:
+    names = [
+        name
+        for place in run.parents[1:3]  # confirming runs are in a folder of their search
+        if (place / EXPERIMENT).is_file()
+        for name in edited(place)
+        if name.endswith((".py", ".sh"))  # a run may write other files
+    ]
+    if names:
         raise OSError(EDITED_MEANWHILE, os.strerror(EDITED_MEANWHILE), ", ".join(names))

@@ -59,10 +59,10 @@ class FinishedComparison:
                 "two or more",
             )
         for index, runs in enumerate(self.counted):  # what is usual in one set is not in another
-            (marks,) = diverged([self._values(runs)], self.sign > 0)
+            marks = diverged([self._values(runs)], self.sign > 0)
             self.counted[index] = [
                 run._replace(value=self.sign * math.inf) if is_bad else run
-                for run, is_bad in zip(runs, marks, strict=True)
+                for run, is_bad in zip(runs, *marks, strict=True)
             ]
         """Runs with a value, infinite for those that diverged to a number."""
         self.pattern = (
@@ -270,9 +270,8 @@ def verify(folder: Path) -> dict[str, Any]:
     del content["schema"]
     # A key that has come since then has its default
     said = reading.as_json(validated(Result, content, str(folder / JSON)))
-    if said["verdict"] is None:  # as that of one set was once
-        del found["verdict"]
-    # Sentences are no facts, and the folder may have been moved
-    faults = [*proof.other_numbers(found | {key: said.get(key) for key in SAID}, said)]
+    # Sentences are no facts, the folder may have been moved, and once one set had no verdict
+    keys = SAID if said["verdict"] is not None else (*SAID, "verdict")
+    faults = [*proof.other_numbers(found | {key: said.get(key) for key in keys}, said)]
     return {"folder": str(folder), "verified": not faults, "faults": faults,
-            "notes": [f"{JSON} is checked, and no page"], "verdict": found.get("verdict")}  # fmt: skip
+            "notes": [f"{JSON} is checked, and no page"], "verdict": found["verdict"]}  # fmt: skip

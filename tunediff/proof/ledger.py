@@ -139,10 +139,12 @@ class Ledger:
         A kept comparison that confirms makes its head the confirmed one; at first it is the first.
         """
         number = [entry.id for entry in self.entries].index(key) + 1
-        since = 0
-        for entry in self.entries:  # unless the head is better, its changes are to be taken back
-            is_recheck = entry.confirms and entry.verdict not in (Verdict.OPEN, Verdict.FAILED)
-            since = 0 if is_recheck else since + entry.kept
+        rechecks = (  # unless one finds the head better, its changes are taken back
+            number
+            for number, entry in enumerate(self.entries, 1)
+            if entry.confirms and entry.verdict not in (Verdict.OPEN, Verdict.FAILED)
+        )
+        since = sum(entry.kept for entry in self.entries[max(rechecks, default=0) :])
         return {
             "number": number,
             "budget": budget,

@@ -419,14 +419,14 @@ def _of_sides(result: Result) -> list[str]:
 
 def _ledger(ledger: Ledger) -> str:
     """Return the place of a comparison in its ledger, and what is due."""
-    kept = (
-        f"{pluralize(ledger.kept, 'change')} kept so far, of which {ledger.budget:.0%} may be none"
+    place = (
+        f"Comparison {ledger.number} of the ledger, at a level of {ledger.level:.2g}:"
+        f" {pluralize(ledger.kept, 'change')} kept so far; of all that are, {ledger.budget:.0%} are"
+        " expected to have no effect."
     )
-    place = f"Comparison {ledger.number} of the ledger, at a level of {ledger.level:.2g}: {kept}."
-    base, since = str(ledger.confirmed)[:12], ledger.kept_since_confirmed
     due = (
-        f" {since} were kept without a recheck: compare the head with {base}, with --ledger"
-        f" --confirm, and go back to {base} unless that is better."
+        f" {ledger.kept_since_confirmed} were kept without a recheck: compare the head with"
+        f" {str(ledger.confirmed)[:12]}, with --ledger --confirm, and go back unless it is better."
     )
     return f"{place}{due * ledger.recheck_due}"
 

@@ -161,8 +161,10 @@ def restore(engine: Engine, build: Build) -> Mapping[str, Any] | None:
         engine.peak_flops_per_s = engine.world.total(peak * engine.strategy.devices)
         memory.reset(engine.device)  # what was needed until here is not the training's
         engine.warm_ups = engine.compilation.warm_ups(engine.device.type)
-        warms_up = getattr(cfg.of(engine.config).declared, "WARM_UP", True)
-        if not (warms_up or engine.config.compile.active):  # by a step that is undone
+        if not (
+            engine.config.compile.active
+            or getattr(cfg.of(engine.config).declared, "WARM_UP", True)  # a step that is undone
+        ):
             engine.warm_ups = 0
         batches, positions = 0, list[Any]()
         if checkpoint is not None:

@@ -177,6 +177,8 @@ def writing_to(folder: Path) -> Iterator[None]:
     except OSError as error:
         why = f"cannot be written: {error.strerror or error}"
         if error.errno == EDITED_MEANWHILE:
-            why = f"would mix two programs: {error.filename} was edited meanwhile; put it back, or"
-            why += " add --force if no run reads it"
+            why = (
+                f"would mix two programs: {error.filename} was edited meanwhile; put it back, or"
+                " add --force if no run reads it"
+            )
         raise StoppedError(f"{folder} {why}") from error
