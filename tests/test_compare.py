@@ -281,6 +281,8 @@ def test_compare_dry_run_says_the_cost_and_leaves_nothing(measured, capsys):
     assert "WARNING" not in printed
     assert not Path("ray_results").exists()
     Path("mine.py").write_text(PLAIN)
+    _, plan = plan_of(capsys, "--run", "true {seed} {x}", "x=1", "x=2", "--objective", "loss", "--outcome", "final")
+    assert (plan["seconds"]["wall_clock"], plan["wall_clock_lacks"]) == (None, ["training"]), "to its own end"
     _, plan = plan_of(capsys, "mine.py", "lr=0.1", "--budget", "1s")
     assert (plan["evaluation_s"], plan["wall_clock_lacks"]) == (None, ["evaluation"]), "a file is not run for a plan"
 

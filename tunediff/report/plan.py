@@ -130,11 +130,12 @@ def of_pairs(
         "runs_at_most": 2 * most,
         "at_once": experiment.devices,
         "seconds": {
-            "training": training_s,
+            "training": training_s if budget_s else None,
             "evaluation": None if each_s is None else evaluation_s,
-            "wall_clock": evaluating.START_S + runs_s / experiment.devices,
+            "wall_clock": evaluating.START_S + runs_s / experiment.devices if budget_s else None,
         },
-        "wall_clock_lacks": ["evaluation"] if each_s is None else [],
+        # Of runs to their own end
+        "wall_clock_lacks": [*["training"] * (not budget_s), *["evaluation"] * (each_s is None)],
         "wall_s_at_least": evaluating.START_S + runs_s * least / most / experiment.devices,
         **_of_runs(sides[0], budget_s, unit, measured),
         "objective": describe(sides[0]) if describe is not None else None,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.workloads.diffusion.test_process import no_noise
 from tunediff import config as cfg
 from tunediff.distributed import alone
 from tunediff.workloads.diffusion import commands, knobs, methods, timesteps, unet
@@ -30,10 +31,6 @@ MEAN, DEVIATION = 0.2, 0.3
 every_process = pytest.mark.parametrize(
     "process", PROCESSES, ids=lambda p: f"{p.path}-{p.schedule}-{p.prediction}-{p.sigma_data:g}"
 )
-
-
-def no_noise(k: int) -> Tensor:
-    raise AssertionError(f"step {k} asked for noise")
 
 
 def sigmas(diffusion: Diffusion) -> Tensor:

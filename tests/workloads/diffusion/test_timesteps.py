@@ -14,6 +14,7 @@ from scipy.fft import dctn, idctn
 from torch import Tensor
 
 from tests.helpers import ranks
+from tests.workloads.diffusion.test_policy import generator, images
 from tunediff import config as cfg
 from tunediff.config import ConfigError, schema
 from tunediff.distributed import World, alone
@@ -53,16 +54,8 @@ def build(
     return timesteps.build(member, diffusion, 1, world or alone(device))
 
 
-def images(count: int) -> Tensor:
-    return torch.rand(count, 1, 8, 8, generator=generator(7)) * 2 - 1
-
-
 def draw(sampler: TimestepSampler, count: int, seed: int = 0) -> tuple[Tensor, Tensor]:
     return sampler.sample(images(count), generator(seed))
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def learn(sampler: TimestepSampler, t: Tensor, losses: Tensor) -> None:
