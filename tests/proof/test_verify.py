@@ -313,7 +313,10 @@ def test_each_comparison_spends_and_each_gain_earns(program, capsys):
     assert compare.main(["--resume", "b", "--quiet"]) == 10
     again = ["--run", RUN, "lr=2", "lr=1", *WORDS, "--ledger", "--name", "c"]
     assert compare.main(again) == 2, "the same runs would earn once more"
-    assert "a has compared these versions on the same seeds: better" in capsys.readouterr().err
+    assert "a compares these versions on the same seeds: better; allowed: a changed" in capsys.readouterr().err
+    FILE.write_text(FILE.read_text().replace('"verdict": "better"', '"verdict": "open"'))
+    assert compare.main(again) == 2, "resumed later, it would earn once more"
+    assert "a compares these versions on the same seeds: open; allowed: --resume a, or" in capsys.readouterr().err
     assert len(FILE.read_text().splitlines()) == 4, "what is shown again or refused spends nothing"
     assert not Path("ray_results", "c").exists()
     head = Ledger.read().head

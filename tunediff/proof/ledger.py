@@ -187,10 +187,11 @@ def check(folder: Path, confirms: bool) -> None:
     words = [f"{word}^{{commit}}" for word in re.split(r"[@\s]", name)]
     parse = ("rev-parse", "--verify", "--quiet", "--end-of-options")
     commits = [git(Path(), *parse, word, where="git", check=False) for word in words]
-    status = ("status", "--porcelain", "-z", "--untracked-files=all")
-    changes = git(Path(), *status, where="git", check=False).decode().split("\0")
+    status = git(Path(), "status", "--porcelain", "-z", "-uall", where="git", check=False)
     # New files may be imported, but for our own: those of results, copies of code among them
-    edits = [name for name in changes if name[:2] != "??" or name.endswith(PROGRAM)]
+    edits = [
+        name for name in status.decode().split("\0") if name[:2] != "??" or name.endswith(PROGRAM)
+    ]
     top, ours = ledger.file.parents[1], (ledger.file.parent, folder.parent)
     edited = [n for n in edits if n and not any(map((top / n[3:]).is_relative_to, ours))]
     if confirms and edited:
@@ -200,10 +201,13 @@ def check(folder: Path, confirms: bool) -> None:
         kept = f"the version that was confirmed last, {ledger.confirmed or 'none yet'}"
         raise ConfigError(f"--confirm: A is {name}; allowed: {kept}")
     for entry in ledger.entries:
-        if runs and entry.runs == runs and entry.verdict not in (Verdict.OPEN, Verdict.FAILED):
+        is_open = entry.verdict == Verdict.OPEN and (folder.parent / entry.name).is_dir()
+        if runs and entry.runs == runs and (
+            is_open or entry.verdict not in (Verdict.OPEN, Verdict.FAILED)
+        ):  # fmt: skip
             raise ConfigError(
-                f"--ledger: {entry.name} has compared these versions on the same seeds:"
-                f" {entry.verdict}; allowed: a changed version"
+                f"--ledger: {entry.name} compares these versions on the same seeds:"
+                f" {entry.verdict}; allowed: {f'--resume {entry.name}, or ' * is_open}a changed version"
             )
 
 
