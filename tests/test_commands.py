@@ -98,6 +98,10 @@ def test_dry_run_says_what_judging_costs(file, capsys, monkeypatch, probe_says):
     assert plan["confirming_runs"] == 9
     probe_says({})
     assert planned(capsys, file)[1]["wall_clock_lacks"] == ["evaluation"]
+    own = {"command": "true {lr} {seed}", "objective": {"name": "loss"}, "baseline": {"lr": 1.0}, "outcome": "final",
+           "search": {"lr": [1.0, 2.0]}, "budget": {"per_trial": "1s", "trials": 2}}  # fmt: skip
+    Path("own.yaml").write_text(yaml.safe_dump(own))
+    assert planned(capsys, "own.yaml", "--no-check")[1]["wall_clock_lacks"] == ["training"]
 
 
 def test_what_is_likely_a_mistake_needs_force(file, capsys, monkeypatch):

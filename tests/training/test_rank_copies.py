@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from tests.helpers import CPU, Told, assert_equal, ranks, toy, train, weights
 from tests.toy.train import IMAGES, INPUTS, STEPS, TARGETS, error, network
+from tests.training.test_ranks import squares
 from tunediff import epochs, steps
 from tunediff.config import ConfigError
 from tunediff.distributed import World
@@ -25,10 +26,6 @@ FEW = 8 * 4
 TWO = {"norm": False, "parallel__workers": 2}
 PIPELINE = {"parallel__strategy": "pipeline", "parallel__microbatches": 2}
 FSDP = {"parallel__strategy": "fsdp"}
-
-
-def squares(output, target):
-    return (output.float() - target).square().mean(1)
 
 
 def prepared(trial):

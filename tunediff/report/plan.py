@@ -36,7 +36,11 @@ def values(
     confirms = {"confirming_at_once": confirming.runs_at_once(space, max(sizes), on_this_machine)}
     cost = evaluating.Cost.of(space, {**measured, **confirms})
     spent = cost.parts(share.least)
-    unknown = ["evaluation"] if cost.evaluation_s is None or cost.final_s is None else []
+    lacks = {
+        "training": getattr(getattr(space.baseline, "definition", None), "outcome", "") == "final",
+        "evaluation": None in (cost.evaluation_s, cost.final_s),
+    }
+    unknown = [part for part, is_unknown in lacks.items() if is_unknown]
     within = round(cost.within_limit(share.least)[0] * share.slots)
     trials = min(budget.trials, max(share.slots, within))
     runs = trials + space.most_confirming_runs
@@ -237,10 +241,11 @@ def start_lines(plan: Mapping[str, Any]) -> list[str]:
             rows["confirming"] = f"at most {most} × {run}; it ends when it is decided"
     rows |= {"at_once": f"{plan['at_once']} at the same time"} if plan["at_once"] > 1 else {}
     for part, spent_s in seconds.items() if plan["budget_s"] else ():
-        known = part != "evaluation" or "evaluation" not in plan["wall_clock_lacks"]
-        rows[part.replace("_", "-")] = f"about {text.seconds(spent_s)}" if known else "unknown"
+        rows[part.replace("_", "-")] = (
+            "unknown" if part in plan["wall_clock_lacks"] else f"about {text.seconds(spent_s)}"
+        )
     if plan["wall_clock_lacks"] and plan["budget_s"]:
-        rows["wall-clock"] += " and evaluation"
+        rows["wall-clock"] += f" and {' and '.join(plan['wall_clock_lacks'])}"
     if "wall_s_at_least" in plan and plan["budget_s"]:
         rows["wall-clock"] += (
             f" at most, {text.seconds(plan['wall_s_at_least'])} with {plan['pairs_at_least']} pairs"
