@@ -52,6 +52,12 @@ def toy(**values):
         return cfg.override(cfg.baseline("toy"), _dotted(values))
 
 
+def adapted_toy(**values):
+    """The toy as other frameworks train it."""
+    own = {"loader.batch_size": 8, "loader.accumulation": 2, "evaluation.points": 3, "dropout": 0.1}
+    return toy(**own | values)
+
+
 def shipped_toy():
     """`tests.toy` is among our own workloads, for a while."""
     return mock.patch.dict(workload.SHIPPED, toy="tests.toy")

@@ -98,9 +98,10 @@ def test_dry_run_says_what_judging_costs(file, capsys, monkeypatch, probe_says):
     assert plan["confirming_runs"] == 9
     probe_says({})
     assert planned(capsys, file)[1]["wall_clock_lacks"] == ["evaluation"]
-    own = {"command": "true {lr} {seed}", "objective": {"name": "loss"}, "baseline": {"lr": 1.0}, "outcome": "final",
-           "search": {"lr": [1.0, 2.0]}, "budget": {"per_trial": "1s", "trials": 2}}  # fmt: skip
-    Path("own.yaml").write_text(yaml.safe_dump(own))
+    Path("own.yaml").write_text(
+        "command: true {lr} {seed}\nobjective: {name: loss}\nbaseline: {lr: 1.0}\noutcome: final\n"
+        "search: {lr: [1.0, 2.0]}\nbudget: {per_trial: 1s, trials: 2}\n"
+    )
     assert planned(capsys, "own.yaml", "--no-check")[1]["wall_clock_lacks"] == ["training"]
 
 

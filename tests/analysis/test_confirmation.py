@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -145,6 +146,17 @@ def test_the_limit_of_a_search_bounds_its_confirming_runs(tmp_path):
     assert evidence.read(analysis.read(found.folder)).confirmation is None, "without a run there is nothing to be told"
     raised = experiment.reopen(found.folder, {"total": "10m"})
     assert confirming.pending(found.folder, raised)
+
+
+def test_a_resume_confirms_nothing_before_the_trials_have_ended(tmp_path, monkeypatch):
+    """Other finalists would take their share of the error."""
+    found = searched(tmp_path, lambda size, seed: 2.0)
+    (found.folder / "trials" / found.trials[-1].name / "journal.jsonl").unlink()
+    monkeypatch.setattr(
+        "tunediff.ray_backend.connection.workers", mock.Mock(side_effect=sessions.NotStartedError("no Ray"))
+    )
+    assert search.main(["--resume", found.folder.name, "--storage", str(tmp_path)]) == 1
+    assert not (found.folder / "confirm").exists()
 
 
 @pytest.mark.parametrize(

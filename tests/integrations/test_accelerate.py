@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.helpers import Told, assert_equal, ranks, toy, train, weights
+from tests.helpers import Told, adapted_toy, assert_equal, ranks, train, weights
 from tests.toy.train import INPUTS, TARGETS, network
 from tunediff.config.code import WorkloadError
 from tunediff.integrations.loaders import UserLoader
@@ -15,11 +15,6 @@ accelerate = pytest.importorskip("accelerate")
 from tunediff.integrations.accelerate import TrialAccelerator  # noqa: E402
 
 STEPS = 15
-
-
-def config(**values):
-    own = {"loader.batch_size": 8, "loader.accumulation": 2, "evaluation.points": 3, "dropout": 0.1}
-    return toy(**own | values)
 
 
 def learn(accelerator, model, passes, judged=lambda model: None):
@@ -53,7 +48,7 @@ def trained(found, steps=STEPS, given=None, **how):
         found.append(learn(accelerator, network(trial.knobs), accelerator.epochs, judge))
         accelerator.end_training()
 
-    return train(given or config(), samples=8 * steps, body=body, evaluates=True, **how)
+    return train(given or adapted_toy(), samples=8 * steps, body=body, evaluates=True, **how)
 
 
 def test_losses_and_rates_are_those_of_the_accelerator_alone():
@@ -61,7 +56,7 @@ def test_losses_and_rates_are_those_of_the_accelerator_alone():
     outcome = trained(found)
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
     torch.manual_seed(0)
-    accelerator, model = accelerate.Accelerator(gradient_accumulation_steps=2, cpu=True), network(config().knobs)
+    accelerator, model = accelerate.Accelerator(gradient_accumulation_steps=2, cpu=True), network(adapted_toy().knobs)
     expected = learn(accelerator, model, lambda loader: ((epoch, loader) for epoch in range(99)))
     assert found[0][2:] == expected, "the first two are of the warm-up, which is undone"
     assert_equal(weights(outcome), model.state_dict())
@@ -81,12 +76,12 @@ def test_chained_schedulers_are_refused():
         TrialAccelerator(trial, schedule_steps=STEPS).prepare(torch.optim.lr_scheduler.ChainedScheduler(parts))
 
     with pytest.raises(WorkloadError, match="ChainedScheduler is not allowed .* allowed: SequentialLR"):
-        train(config(), body=body)
+        train(adapted_toy(), body=body)
 
 
 def of_a_rank(world):
     found = []
-    outcome = trained(found, world=world, given=config(**{"parallel.workers": 2, "loader.accumulation": 1}))
+    outcome = trained(found, world=world, given=adapted_toy(**{"parallel.workers": 2, "loader.accumulation": 1}))
     return weights(outcome), found
 
 
@@ -116,5 +111,5 @@ def test_a_plateau_steps_with_what_the_loop_finds():
             plateau.step(1.0)
             found.append(optimizer.param_groups[0]["lr"])
 
-    train(config(), samples=8 * STEPS, body=body, evaluates=True)
+    train(adapted_toy(), samples=8 * STEPS, body=body, evaluates=True)
     assert found[-1] < found[0]

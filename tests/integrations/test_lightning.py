@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from tests.helpers import Told, assert_equal, check_here, ranks, shipped_toy, toy, train, weights
+from tests.helpers import Told, adapted_toy, assert_equal, check_here, ranks, shipped_toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, network
 from tunediff import config as cfg
 from tunediff.config.code import WorkloadError
@@ -67,15 +67,10 @@ class Data(pl.LightningDataModule):
         return DataLoader(DATA, 44)
 
 
-def config(**values):
-    own = {"loader.batch_size": 8, "loader.accumulation": 2, "evaluation.points": 3, "dropout": 0.1}
-    return toy(**own | values)
-
-
 def alone(kind=Module, **length):
-    """Losses and rates by Lightning's Trainer without anything else, with the seed of `config`."""
+    """Losses and rates by Lightning's Trainer without anything else, with the seed of `adapted_toy`."""
     pl.seed_everything(0)
-    module = kind(config().knobs)
+    module = kind(adapted_toy().knobs)
     trainer = pl.Trainer(
         **length or {"max_steps": STEPS}, accumulate_grad_batches=2, accelerator="cpu", logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
@@ -90,7 +85,7 @@ def trained(modules, steps=STEPS, given=None, kind=Module, options=None, **how):
         modules.append(kind(trial.knobs))
         fit(trial, modules[-1], Data(), **options or {"max_steps": STEPS})
 
-    return train(given or config(), samples=8 * steps, body=body, evaluates=True, **how)
+    return train(given or adapted_toy(), samples=8 * steps, body=body, evaluates=True, **how)
 
 
 def checked(kind=Module, callback=None):
@@ -99,8 +94,8 @@ def checked(kind=Module, callback=None):
     def body(trial):
         fit(trial, kind(trial.knobs), Data(), max_steps=STEPS, callbacks=[callback()] if callback else [])
 
-    with shipped_toy(), mock.patch.object(cfg.of(config()).code, "train", body):
-        return check_here(config())
+    with shipped_toy(), mock.patch.object(cfg.of(adapted_toy()).code, "train", body):
+        return check_here(adapted_toy())
 
 
 def test_losses_rates_and_epochs_are_those_of_lightning_alone():
@@ -147,7 +142,7 @@ def test_a_module_that_optimizes_by_itself_makes_the_steps_of_its_schedulers():
                 self.lr_schedulers().step()
 
     modules = []
-    trained(modules, given=config(**{"loader.accumulation": 1}), kind=Manual)
+    trained(modules, given=adapted_toy(**{"loader.accumulation": 1}), kind=Manual)
     assert modules[0].rates[1:16] == [0.1, *[0.05] * 5, *[0.025] * 5, 0.0125, *[0.00625] * 3]
 
 
@@ -228,7 +223,7 @@ def test_what_callbacks_and_modules_keep_for_themselves_is_resumed(tmp_path):
 
 def test_a_module_of_another_package_is_refused():
     with pytest.raises(WorkloadError, match="Linear is no LightningModule"):
-        train(config(), body=lambda trial: fit(trial, torch.nn.Linear(1, 1), Data()))
+        train(adapted_toy(), body=lambda trial: fit(trial, torch.nn.Linear(1, 1), Data()))
 
 
 def test_a_callback_that_ends_the_training_is_an_error():
@@ -237,7 +232,7 @@ def test_a_callback_that_ends_the_training_is_an_error():
             trainer.should_stop = True
 
     with pytest.raises(WorkloadError, match="ended its training after .* before the budget: a callback such as"):
-        train(config(), body=lambda trial: fit(trial, Module(trial.knobs), Data(), max_steps=9, callbacks=Stop()))
+        train(adapted_toy(), body=lambda trial: fit(trial, Module(trial.knobs), Data(), max_steps=9, callbacks=Stop()))
 
 
 class Target(Module):
@@ -260,7 +255,7 @@ def test_a_target_network_that_an_epoch_updates_is_saved_and_checked_without_a_w
 def test_the_saved_weights_are_the_average_that_a_callback_has_judged():
     modules, callback = [], pl.callbacks.EMAWeightAveraging(decay=0.9)
     outcome = trained(modules, options={"max_steps": STEPS, "callbacks": callback})
-    judged = Module(config().knobs)
+    judged = Module(adapted_toy().knobs)
     judged.load_state_dict(outcome.weights)
     error = F.mse_loss(judged.eval().net(INPUTS), TARGETS).item()
     assert outcome.points[-1].metrics["error"] == pytest.approx(error, rel=1e-5)
@@ -279,13 +274,13 @@ def test_amp_is_for_training_alone():
             super().validation_step(batch, index)
 
     body = lambda trial: fit(trial, Typed(trial.knobs), Data(), max_steps=STEPS)  # noqa: E731
-    train(config(**{"precision.amp": "bf16"}), samples=8 * 3, body=body, evaluates=True)
+    train(adapted_toy(**{"precision.amp": "bf16"}), samples=8 * 3, body=body, evaluates=True)
     assert set(kinds) == {("train", torch.bfloat16), ("judge", torch.float32)}, modules
 
 
 def of_a_rank(world):
     modules = []
-    outcome = trained(modules, world=world, given=config(**{"parallel.workers": 2, "loader.accumulation": 1}))
+    outcome = trained(modules, world=world, given=adapted_toy(**{"parallel.workers": 2, "loader.accumulation": 1}))
     return weights(outcome), modules[0].losses, [point.metrics["error"] for point in outcome.points]
 
 
@@ -306,7 +301,7 @@ def test_a_loader_without_a_length_is_refused():
         fit(trial, Module(trial.knobs), DataLoader(Endless(), 4))
 
     with pytest.raises(WorkloadError, match="train_dataloader: a loader without a length is not allowed"):
-        train(config(), samples=16, body=body)
+        train(adapted_toy(), samples=16, body=body)
 
 
 def test_checkpoints_of_a_callback_lie_in_the_folder_of_its_run(tmp_path, at_tmp_path):

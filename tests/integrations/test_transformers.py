@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.helpers import Told, assert_equal, ranks, shipped_toy, toy, train, weights
+from tests.helpers import Told, adapted_toy, assert_equal, ranks, shipped_toy, train, weights
 from tests.toy.train import INPUTS, TARGETS, network
 from tunediff import config as cfg
 from tunediff.config import Metric
@@ -26,7 +26,7 @@ class Model(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net, self.losses, self.kinds = network(config().knobs), [], set()
+        self.net, self.losses, self.kinds = network(adapted_toy().knobs), [], set()
 
     def forward(self, inputs, targets):
         outputs = self.net(inputs)
@@ -35,11 +35,6 @@ class Model(torch.nn.Module):
         if self.training:
             self.losses.append(loss.item())
         return {"loss": loss, "outputs": outputs}
-
-
-def config(**values):
-    own = {"loader.batch_size": 8, "loader.accumulation": 2, "evaluation.points": 3, "dropout": 0.1}
-    return toy(**own | values)
 
 
 class Rates(transformers.TrainerCallback):
@@ -72,7 +67,7 @@ def alone(folder):
 
 @pytest.fixture(autouse=True)
 def judged_by_the_trainer():
-    with shipped_toy(), mock.patch.object(cfg.of(config()).declared, "OBJECTIVE", Metric("eval_loss", "min")):
+    with shipped_toy(), mock.patch.object(cfg.of(adapted_toy()).declared, "OBJECTIVE", Metric("eval_loss", "min")):
         yield
 
 
@@ -93,7 +88,7 @@ def trained(models, steps=STEPS, given=None, rates=None, arguments=None, **how):
         callbacks = [rates] if rates is not None else []
         fit(trial, args, model_init=make, train_dataset=DATA, eval_dataset=DATA, callbacks=callbacks)
 
-    return train(given or config(), samples=8 * steps, body=body, evaluates=True, **how)
+    return train(given or adapted_toy(), samples=8 * steps, body=body, evaluates=True, **how)
 
 
 def test_losses_and_rates_are_those_of_the_trainer_alone(tmp_path):
@@ -121,7 +116,7 @@ def test_resume_is_exact_within_an_epoch(tmp_path):
 
 def test_amp_is_for_training_alone():
     models = []
-    trained(models, 3, config(**{"precision.amp": "bf16"}))
+    trained(models, 3, adapted_toy(**{"precision.amp": "bf16"}))
     assert models[0].kinds == {(True, torch.bfloat16), (False, torch.float32)}
 
 
@@ -135,7 +130,7 @@ def test_sharding_is_refused():
     with pytest.raises(WorkloadError, match="TrainingArguments: fsdp is not allowed"):
         trained([], arguments={"fsdp": "full_shard"})
     with pytest.raises(WorkloadError, match="parallel.strategy: fsdp is not allowed with transformers; allowed: ddp"):
-        trained([], given=config(**{"parallel.workers": 2, "parallel.strategy": "fsdp", "loader.accumulation": 1}))
+        trained([], given=adapted_toy(**{"parallel.workers": 2, "parallel.strategy": "fsdp", "loader.accumulation": 1}))
 
 
 class OwnConfig(transformers.TrainingArguments):
@@ -158,7 +153,7 @@ def test_what_a_class_sets_by_itself_and_what_the_budget_replaces_is_off(caplog)
         stopping = transformers.EarlyStoppingCallback(early_stopping_patience=1)
         fit(trial, args, model_init=Model, train_dataset=DATA, eval_dataset=DATA, callbacks=[stopping])
 
-    outcome = train(config(), samples=8 * 4, body=body, evaluates=True)
+    outcome = train(adapted_toy(), samples=8 * 4, body=body, evaluates=True)
     assert (outcome.finished, outcome.steps) == (True, 4)
     said = "\n".join(caplog.messages)
     assert "bf16=True (precision.amp)" in said
@@ -167,9 +162,9 @@ def test_what_a_class_sets_by_itself_and_what_the_budget_replaces_is_off(caplog)
 
 
 def of_a_rank(world):
-    with shipped_toy(), mock.patch.object(cfg.of(config()).declared, "OBJECTIVE", Metric("eval_loss", "min")):
+    with shipped_toy(), mock.patch.object(cfg.of(adapted_toy()).declared, "OBJECTIVE", Metric("eval_loss", "min")):
         models = []
-        outcome = trained(models, world=world, given=config(**{"parallel.workers": 2, "loader.accumulation": 1}))
+        outcome = trained(models, world=world, given=adapted_toy(**{"parallel.workers": 2, "loader.accumulation": 1}))
     return weights(outcome), models[0].losses, [point.metrics["eval_loss"] for point in outcome.points]
 
 
@@ -186,7 +181,7 @@ def test_a_schedule_that_follows_evaluations_is_refused(tmp_path):
         str(tmp_path), lr_scheduler_type="reduce_lr_on_plateau", eval_strategy="epoch"
     )
     with pytest.raises(WorkloadError, match="lr_scheduler_type: .* is not allowed: it follows evaluations"):
-        train(config(), samples=16, body=lambda trial: fit(trial, args, model_init=Model, train_dataset=DATA))
+        train(adapted_toy(), samples=16, body=lambda trial: fit(trial, args, model_init=Model, train_dataset=DATA))
 
 
 def test_what_a_script_saves_lies_in_the_folder_of_its_run(tmp_path, at_tmp_path):
@@ -197,7 +192,7 @@ def test_what_a_script_saves_lies_in_the_folder_of_its_run(tmp_path, at_tmp_path
         trainer.save_model()
         trainer.save_model(f"{args.output_dir}/last")
 
-    train(config(), samples=8, body=body, evaluates=True, folder=tmp_path / "run")
+    train(adapted_toy(), samples=8, body=body, evaluates=True, folder=tmp_path / "run")
     assert not (tmp_path / "out").exists()
     assert any((tmp_path / "run/files/out").glob("*.safetensors"))
     assert (tmp_path / "run/files/out/last").is_dir()

@@ -33,6 +33,7 @@ from tunediff.core.files import write_text
 from tunediff.core.git import git
 from tunediff.core.outcomes import Verdict
 from tunediff.core.text import truncate
+from tunediff.experiment.model import FILE as EXPERIMENT
 from tunediff.experiment.model import Experiment
 
 HERE, FILE = Path(), Path(".tunediff") / "ledger.jsonl"
@@ -189,11 +190,15 @@ def check(folder: Path, confirms: bool) -> None:
     commits = [git(Path(), *parse, word, where="git", check=False) for word in words]
     status = git(Path(), "status", "--porcelain", "-z", "-uall", where="git", check=False)
     # New files may be imported, but for our own: those of results, copies of code among them
-    edits = [
-        name for name in status.decode().split("\0") if name[:2] != "??" or name.endswith(PROGRAM)
-    ]
-    top, ours = ledger.file.parents[1], (ledger.file.parent, folder.parent)
-    edited = [n for n in edits if n and not any(map((top / n[3:]).is_relative_to, ours))]
+    top, folders = ledger.file.parents[1], (ledger.file.parent, folder.parent)
+    edited = [
+        name
+        for name in status.decode().split("\0")
+        if name and (name[:2] != "??" or name.endswith(PROGRAM)) and not any(
+            (parent in folders and parent != top) or (parent / EXPERIMENT).is_file()
+            for parent in (top / name[3:]).parents
+        )
+    ]  # fmt: skip
     if confirms and edited:
         listed = truncate(", ".join(edited), 200)
         raise ConfigError(f"--confirm: not committed: {listed}; allowed: the head as B")

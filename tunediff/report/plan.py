@@ -62,7 +62,7 @@ def values(
         "confirming_runs": space.most_confirming_runs,
         **confirms,
         "at_once": share.slots,
-        "seconds": {**spent, **dict.fromkeys(unknown)},
+        "seconds": {**spent, **dict.fromkeys([*unknown, *["wall_clock"] * lacks["training"]])},
         "wall_clock_lacks": unknown,
         "total_limit_s": budget.total_s,
         **_of_runs(space.baseline, budget.per_trial_s, budget.unit, measured),
@@ -171,7 +171,7 @@ def _objective(space: SearchSpace) -> str | None:
 
 def _refused(plan: Mapping[str, Any]) -> str | None:
     """Return why the search is refused as a likely mistake; None if it is not."""
-    days, disk = plan["seconds"]["wall_clock"] / 86400, plan["disk_mib"]
+    days, disk = (plan["seconds"]["wall_clock"] or 0.0) / 86400, plan["disk_mib"]
     free = plan["disk_free_mib"]
     if (trials := plan["trials_within_limit"]) > MOST_TRIALS:
         return f"{trials:,} trials: over {MOST_TRIALS:,}; change --trials or give a limit, --total"
@@ -242,9 +242,9 @@ def start_lines(plan: Mapping[str, Any]) -> list[str]:
     rows |= {"at_once": f"{plan['at_once']} at the same time"} if plan["at_once"] > 1 else {}
     for part, spent_s in seconds.items() if plan["budget_s"] else ():
         rows[part.replace("_", "-")] = (
-            "unknown" if part in plan["wall_clock_lacks"] else f"about {text.seconds(spent_s)}"
+            "unknown" if spent_s is None else f"about {text.seconds(spent_s)}"
         )
-    if plan["wall_clock_lacks"] and plan["budget_s"]:
+    if plan["wall_clock_lacks"] and plan["budget_s"] and seconds["wall_clock"]:
         rows["wall-clock"] += f" and {' and '.join(plan['wall_clock_lacks'])}"
     if "wall_s_at_least" in plan and plan["budget_s"]:
         rows["wall-clock"] += (

@@ -421,8 +421,8 @@ def _ledger(ledger: Ledger) -> str:
     """Return the place of a comparison in its ledger, and what is due."""
     place = (
         f"Comparison {ledger.number} of the ledger, at a level of {ledger.level:.2g}:"
-        f" {pluralize(ledger.kept, 'change')} kept so far; of all that are, {ledger.budget:.0%} are"
-        " expected to have no effect."
+        f" {pluralize(ledger.kept, 'change')} kept so far; of all that are, at most"
+        f" {ledger.budget:.0%} are expected to have no effect."
     )
     due = (
         f" {ledger.kept_since_confirmed} were kept without a recheck: compare the head with"
