@@ -58,7 +58,7 @@ def add(path: Path, revision: str) -> Path:
 def link(names: Iterable[str], folder: Path, copy: Path) -> None:
     """Link what is at the top of a folder into a copy that lacks it, but for hidden files."""
     for name in {name.rstrip("/") for name in names}.difference(("", "__pycache__", "ray_results")):
-        if "/" not in name and not name.startswith(".") and not (copy / name).exists():
+        if "/" not in name and not name.startswith(".") and not os.path.lexists(copy / name):
             (copy / name).symlink_to(folder / name)
 
 
@@ -149,8 +149,10 @@ def edited(folder: Path) -> list[str]:
         for name, digest in frozen["files"].items():
             place, _, inside = name.partition("/")
             if place == SOURCE and inside.endswith(PROGRAM):
-                file = runs_in / inside  # another machine may lack what no run needs
-                names += [inside] if file.is_file() and sha256(file) != digest else []
+                file = runs_in / inside
+                # A search's worker on another machine may lack what no run needs
+                is_same = sha256(file) == digest if file.is_file() else side == SEARCHED
+                names += [inside] * (not is_same)
     return sorted({*names}.difference(code.get(EDITED, ())))
 
 

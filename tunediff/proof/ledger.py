@@ -185,23 +185,28 @@ def check(folder: Path, confirms: bool) -> None:
     of the ledger. Raises `ConfigError`."""
     ledger, runs = Ledger.read(), _runs(folder)
     name = Experiment.read(folder).candidates["A"]  # such as mine.py@main, or main lr=1
-    words = [f"{word}^{{commit}}" for word in re.split(r"[@\s]", name)]
     parse = ("rev-parse", "--verify", "--quiet", "--end-of-options")
-    commits = [git(Path(), *parse, word, where="git", check=False) for word in words]
+    commits = [
+        git(Path(), *parse, f"{word}^{{commit}}", where="git", check=False)
+        for word in re.split(r"[@\s]", name)
+    ]
     status = git(Path(), "status", "--porcelain", "-z", "-uall", where="git", check=False)
-    # New files may be imported, but for our own: those of results, copies of code among them
-    top, folders = ledger.file.parents[1], (ledger.file.parent, folder.parent)
-    edited = [
+    top, storage = ledger.file.parents[1], folder.parent
+    edited = [  # new files may be imported, but for results with their copies of code
         name
         for name in status.decode().split("\0")
-        if name and (name[:2] != "??" or name.endswith(PROGRAM)) and not any(
-            (parent in folders and parent != top) or (parent / EXPERIMENT).is_file()
-            for parent in (top / name[3:]).parents
+        if name and not (top / name[3:]).is_relative_to(ledger.file.parent) and (
+            name[:2] != "??" or (name.endswith(PROGRAM) and not any(
+                parent == storage != top or (parent / EXPERIMENT).is_file()
+                for parent in (top / name[3:]).parents
+            ))
         )
     ]  # fmt: skip
     if confirms and edited:
-        listed = truncate(", ".join(edited), 200)
-        raise ConfigError(f"--confirm: not committed: {listed}; allowed: the head as B")
+        raise ConfigError(
+            f"--confirm: not committed: {truncate(', '.join(edited), 200)}; allowed: the head as B,"
+            " or git ignores it"
+        )
     if confirms and ledger.confirmed not in [commit.decode().strip() for commit in commits]:
         kept = f"the version that was confirmed last, {ledger.confirmed or 'none yet'}"
         raise ConfigError(f"--confirm: A is {name}; allowed: {kept}")

@@ -37,7 +37,8 @@ def values(
     cost = evaluating.Cost.of(space, {**measured, **confirms})
     spent = cost.parts(share.least)
     lacks = {
-        "training": getattr(getattr(space.baseline, "definition", None), "outcome", "") == "final",
+        "training": (has_own_end := _has_own_end(space.baseline)),
+        "confirmation": has_own_end and space.most_confirming_runs > 0,
         "evaluation": None in (cost.evaluation_s, cost.final_s),
     }
     unknown = [part for part, is_unknown in lacks.items() if is_unknown]
@@ -124,6 +125,7 @@ def of_pairs(
     # A pair trains both sides and evaluates both; the test may stop it at its first look.
     runs_s = training_s + evaluation_s + 2 * most * evaluating.RUN_S
     least, changed = error_spending.first_analysis(most), cfg.differences(sides[1], sides[0])
+    has_own_end = _has_own_end(sides[0])
     return {
         "a": names[0],
         "b": names[1],
@@ -134,17 +136,21 @@ def of_pairs(
         "runs_at_most": 2 * most,
         "at_once": experiment.devices,
         "seconds": {
-            "training": training_s if budget_s else None,
+            "training": None if has_own_end else training_s,
             "evaluation": None if each_s is None else evaluation_s,
-            "wall_clock": evaluating.START_S + runs_s / experiment.devices if budget_s else None,
+            "wall_clock": None if has_own_end else evaluating.START_S + runs_s / experiment.devices,
         },
-        # Of runs to their own end
-        "wall_clock_lacks": [*["training"] * (not budget_s), *["evaluation"] * (each_s is None)],
+        "wall_clock_lacks": [*["training"] * has_own_end, *["evaluation"] * (each_s is None)],
         "wall_s_at_least": evaluating.START_S + runs_s * least / most / experiment.devices,
         **_of_runs(sides[0], budget_s, unit, measured),
         "objective": describe(sides[0]) if describe is not None else None,
         "notes": measured.get("data", []),
     }
+
+
+def _has_own_end(config: Any) -> bool:
+    """Return whether runs end by themselves, so that nobody knows when."""
+    return getattr(getattr(config, "definition", None), "outcome", "") == "final"
 
 
 def _of_runs(
@@ -228,7 +234,7 @@ def start_lines(plan: Mapping[str, Any]) -> list[str]:
     """Return what a run prints of its plan when it starts: runs, seconds, notes."""
     seconds, limit_s = plan["seconds"], plan.get("total_limit_s")
     run = "its own end"
-    if plan["budget_s"]:
+    if plan["budget_s"] and "training" not in plan["wall_clock_lacks"]:
         run = f"{text.seconds(plan['budget_s'])} {UNITS[plan['budget_unit']].what}"
     earliest = f"it ends as soon as it is decided, after {plan.get('pairs_at_least')} pairs"
     rows = {"runs": f"at most {plan.get('pairs_at_most')} pairs × 2 × {run}; {earliest} at least"}
@@ -244,9 +250,9 @@ def start_lines(plan: Mapping[str, Any]) -> list[str]:
         rows[part.replace("_", "-")] = (
             "unknown" if spent_s is None else f"about {text.seconds(spent_s)}"
         )
-    if plan["wall_clock_lacks"] and plan["budget_s"] and seconds["wall_clock"]:
+    if plan["wall_clock_lacks"] and seconds["wall_clock"]:
         rows["wall-clock"] += f" and {' and '.join(plan['wall_clock_lacks'])}"
-    if "wall_s_at_least" in plan and plan["budget_s"]:
+    if "wall_s_at_least" in plan and seconds["wall_clock"]:
         rows["wall-clock"] += (
             f" at most, {text.seconds(plan['wall_s_at_least'])} with {plan['pairs_at_least']} pairs"
         )

@@ -85,7 +85,11 @@ def candidates_table(result: Result) -> list[list[str]]:
     rule = result.rule
     confidence = 95.0 if rule is None else 100 * (1 - rule.level * (1 + rule.one_sided))
     # 95.8 is at least 95, and 99.9 is more than 99
-    shown = math.floor(confidence) if confidence < 99 else 100 - float(f"{100 - confidence:.2g}")
+    shown = (
+        math.floor(round(confidence, 6))
+        if confidence < 99
+        else 100 - float(f"{100 - confidence:.2g}")
+    )
     effect = f"{kinds[0] if kinds else 'effect'} ({shown:g} % interval)"
     rows = [
         {

@@ -179,6 +179,6 @@ def writing_to(folder: Path) -> Iterator[None]:
         if error.errno == EDITED_MEANWHILE:
             why = (
                 f"would mix two programs: {error.filename} was edited meanwhile; put it back, or"
-                " add --force if no run reads it"
+                " resume with --force if no run reads it"
             )
         raise StoppedError(f"{folder} {why}") from error
