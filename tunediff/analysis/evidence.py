@@ -147,7 +147,10 @@ class Evidence:
     def _candidate(self, trial: TrialRecord) -> Candidate | None:
         """Return the runs of a trial's configuration on several seeds; None: too few for a test."""
         candidate = self.tested.candidate_of(trial) if self.tested is not None else None
-        return candidate if candidate is not None and candidate.is_tested else None
+        is_tested = candidate is not None and (  # there is no test where it fails
+            candidate.verdict == Verdict.FAILS or candidate.difference.resolution is not None
+        )
+        return candidate if is_tested else None
 
     def speedup(self, trial: TrialRecord) -> Estimate | None:
         """Return how many times sooner a trial reaches the baseline's end, or a ratio of rates.

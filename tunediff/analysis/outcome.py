@@ -146,11 +146,6 @@ class Candidate:
         """Return whether it fails on a seed; the baseline, the reference, never counts so."""
         return bool(self.outcome.failures) and not self.is_baseline
 
-    @property
-    def is_tested(self) -> bool:
-        """Return whether there were runs enough for a test, or none is made since it fails."""
-        return self.verdict == Verdict.FAILS or self.difference.resolution is not None
-
     def values(self, metric: str) -> list[float]:
         """Return the values at the end of the budget, in the order of the seeds."""
         return dataclasses.replace(self.outcome, metric=metric).values

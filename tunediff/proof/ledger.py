@@ -208,8 +208,10 @@ def check(folder: Path, confirms: bool) -> None:
             " or git ignores it"
         )
     if confirms and ledger.confirmed not in [commit.decode().strip() for commit in commits]:
-        kept = f"the version that was confirmed last, {ledger.confirmed or 'none yet'}"
-        raise ConfigError(f"--confirm: A is {name}; allowed: {kept}")
+        raise ConfigError(
+            f"--confirm: A is {name}; allowed: the version that was confirmed last,"
+            f" {ledger.confirmed or 'none yet'}"
+        )
     for entry in ledger.entries:
         is_open = entry.verdict == Verdict.OPEN and (folder.parent / entry.name).is_dir()
         if runs and entry.runs == runs and (
