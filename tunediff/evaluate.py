@@ -77,23 +77,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = cli.parse("evaluate", __doc__, EvaluateOptions, argv)
     image_files.check_output(options.out, ".json")
     model = models.find(options.run, Path(options.storage))
-    if _has_full_protocol(model.config):
+    # At full protocol: its workload generates images, and its knobs have our sections
+    if (
+        isinstance(getattr(model.config, "data", None), Data)
+        and isinstance(model.config.evaluation, Evaluation)
+        and cfg.of(model.config).get_hook("sample_images") is not None
+    ):
         _evaluate(model, options, text.original_command("evaluate", argv))
     else:
         _evaluate_as_trained(model, options)
     return cli.OK
-
-
-def _has_full_protocol(config: Any) -> bool:
-    """Return whether a model's images can be measured at full protocol.
-
-    Its workload has `sample_images`, and its knobs our sections `data` and `evaluation`.
-    """
-    return (
-        isinstance(getattr(config, "data", None), Data)
-        and isinstance(config.evaluation, Evaluation)
-        and cfg.of(config).get_hook("sample_images") is not None
-    )
 
 
 # ---- by the workload's own evaluation

@@ -1,5 +1,3 @@
 """Shared by the tests of facts."""
 
-from tests.report.conftest import night
-
-__all__ = ["night"]
+from tests.report.conftest import night  # noqa: F401

@@ -96,8 +96,9 @@ def trade_offs(results: Results) -> pd.DataFrame:
     if results.space.cost is not None:
         signs[results.space.cost] = 1.0
     signs.pop(results.metric, None)
+    measures = [rate if n == RATE else lambda trial, n=n: last(trial, n) for n in signs]
     rows = [
-        [one.trial.name, one.value, *(_mean(one.done, _quantity(name)) for name in signs)]
+        [one.trial.name, one.value, *(_mean(one.done, of) for of in measures)]
         for one in _comparable(results)
     ]
     frame = pd.DataFrame(rows, columns=["trial", results.metric, *signs])
@@ -108,7 +109,3 @@ def trade_offs(results: Results) -> pd.DataFrame:
         frame[f"on_front_{name}"] = False
         frame.loc[measured, f"on_front_{name}"] = pd.Series(on_front, dtype=bool).to_numpy()
     return frame
-
-
-def _quantity(name: str) -> Callable[[TrialRecord], float | None]:
-    return rate if name == RATE else lambda trial: last(trial, name)

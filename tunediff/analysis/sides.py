@@ -35,12 +35,6 @@ def of_commands(folder: Path) -> bool:
     return is_comparison(folder) and Experiment.read(folder).runner == "command"
 
 
-def of_blocks(comparison: Comparison) -> bool:
-    """Return whether a process is several runs, and their mean its value."""
-    definitions = [getattr(one, "definition", None) for one in comparison.configs]
-    return any(one is not None and one.reduce.startswith("each") for one in definitions)
-
-
 def changed(comparison: Comparison) -> Values:
     """Return the knobs in which B differs from A, if both belong to one workload."""
     a, b = comparison.configs

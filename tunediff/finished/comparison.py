@@ -58,6 +58,8 @@ class FinishedComparison:
                 pluralize(len(runs), "run with a value", "runs with a value"),
                 "two or more",
             )
+            units = sorted({run.unit or "none" for run in (*self.counted[0], *runs)})
+            allow(len(units) < 2, f"{name}: unit of values", " and ".join(units), "one for all")
         for index, runs in enumerate(self.counted):  # what is usual in one set is not in another
             marks = diverged([self._values(runs)], self.sign > 0)
             self.counted[index] = [

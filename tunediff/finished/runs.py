@@ -38,6 +38,8 @@ _UNIT = re.compile(r"\s?(ms|us|µs|min|m|h)(?!\w)")
 SHOWN_LINES = 3
 Record = Mapping[str, Any]
 """A row of a table, or what a line of a log says."""
+UNIT = " unit"
+"""Key of a record of a log: no column has this name."""
 
 
 class FinishedRun(NamedTuple):
@@ -51,6 +53,8 @@ class FinishedRun(NamedTuple):
     evaluations: int = 0
     length: float | None = None
     """Steps or epochs."""
+    unit: str = ""
+    """Behind its value, such as MB; '': none."""
 
 
 class LogFormat(Section):
@@ -117,7 +121,9 @@ class RunReader(LogFormat):
             if seconds is None or not math.isfinite(seconds):
                 raise ConfigError(f"{path}: {name} has no seconds; tried: --time {self.time!r}")
         length = next(filter(None, (value_in(last, key) for key in LENGTHS)), None)
-        return FinishedRun(name, reduction.value, seconds, len(curve), length)
+        units = dict.fromkeys(record.get(UNIT, "") for _, record in curve)
+        allow(len(units) < 2, f"{path}: {self.objective}", " and ".join(units), "one unit")
+        return FinishedRun(name, reduction.value, seconds, len(curve), length, *units)
 
     def _table(self, path: Path) -> list[FinishedRun]:
         """Return the runs of a table: a row a run, or of a chart of Weights & Biases a column."""
@@ -143,15 +149,20 @@ class RunReader(LogFormat):
         """Return the records of a file, of a log those of its lines; none of a damaged one."""
         text = path.read_text(errors="replace")
         if path.suffix not in TABLES:
-            return list(self._of_text(text))
+            return list(self._of_text(path, text))
         try:
             content = json.loads(text) if path.suffix == ".json" else parsed(text, 0, path.suffix)
         except ValueError:
             return []
         rows = content if isinstance(content, list) else [content]
+        for number, row in enumerate(rows, 1):  # a decimal comma makes two cells of one
+            allow(
+                not isinstance(row, Mapping) or None not in row,
+                f"{path}: row {number}", row, "as many cells as there are columns",
+            )  # fmt: skip
         return [row for row in rows if isinstance(row, Mapping)]
 
-    def _of_text(self, text: str) -> Iterator[Record]:
+    def _of_text(self, path: Path, text: str) -> Iterator[Record]:
         """Yield a record for each line with a value: the last one in it, with the seconds that
         stand there or were printed last before it."""
         metric, name = MetricPattern(self.objective, self.pattern, "--pattern"), self.objective
@@ -165,13 +176,18 @@ class RunReader(LogFormat):
             begin = text.rfind("\n", 0, match.start()) + 1
             end = text.find("\n", begin) % (len(text) + 1)  # -1: the last line
             line = text[begin:end]
-            if (value := metric.find(line)) is None:
+            if (reading := metric.read(line)) is None:
                 continue
+            allow(
+                not reading.unclear, f"{path}: {name}", reading.unclear,
+                "a clear number, such as 1234.5 or 1,234.5",
+            )  # fmt: skip
             if clock is not None:
                 times = [*clock.finditer(line)] or [*clock.finditer(text[since:begin])]
                 seconds = _seconds_in(times[-1]) if times else seconds
             since, length = begin, LENGTH.search(line)
-            yield {name: value, self.time or "": seconds, "step": length and length[1]}
+            yield {name: reading.value, self.time or "": seconds, "step": length and length[1],
+                   UNIT: reading.unit}  # fmt: skip
 
     def _not_understood(self, path: Path) -> str:
         tried = f"--pattern {self.pattern!r}" if self.pattern else f"{self.objective!r} by its name"

@@ -90,7 +90,13 @@ def _by_ranks(a: Values, b: Values, level: float, one_sided: bool, paired: bool)
         other = "greater" if one_sided else "two-sided"
         p = stats.binomtest(lower, max(1, lower + higher), 0.5, other).pvalue
     else:
-        p = stats.mannwhitneyu(b, a, alternative="less" if one_sided else "two-sided").pvalue
+        # The normal approximation, which ties would need, is too small for few runs
+        p = stats.mannwhitneyu(
+            b, a, alternative="less" if one_sided else "two-sided",
+            method=stats.PermutationMethod(n_resamples=SIMULATIONS)
+            if math.comb(len(a) + len(b), len(a)) <= SIMULATIONS
+            else "auto",
+        ).pvalue  # fmt: skip
     return Test(
         kind="difference", p=float(p), method="sign" if paired else "rank_sum",
         shown=bool(p < level), ahead=lower > higher,

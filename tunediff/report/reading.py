@@ -223,7 +223,10 @@ def _of_sides(comparison: Comparison) -> Result:
         candidates.append(found)
     a, b = comparison.values[:, ~np.isnan(comparison.values).any(axis=0)]
     is_ahead = b < a if comparison.lower_is_better else b > a
-    is_block = sides.of_blocks(comparison)
+    is_block = any(  # a process is several runs, and their mean its value
+        getattr(getattr(one, "definition", None), "reduce", "").startswith("each")
+        for one in comparison.configs
+    )
     by_target = TIME_TO_TARGET if rules.counted == "first" else "train_s"
     return Result(
         **_common(comparison.runs, sides.clocked(comparison), sessions.spent_s(folder)),

@@ -332,7 +332,7 @@ class Engine:
         """Yield the batches of one optimizer step, the given ones or the next."""
         self.step.begin()
         for index in range(self.step.accumulation):
-            self.step.begin_pass(index)
+            self.step.pass_index, self.step.stepped = index, False
             batch = self.fetch_batch() if batches is None else batches[index]
 
             # ---- forward and backward pass, in the workload's loop

@@ -88,20 +88,17 @@ class Pace:
         """Count an optimizer step over `samples` samples, which was queued."""
         self.steps, self.samples = self.steps + 1, self.samples + samples
         self.checked = False
-        if self.steps >= self._next_check or self._overdue():
+        # Its seconds may be over before the step of the next reading is reached: the host's clock
+        # may be behind the device's work, but never ahead of it
+        if self.steps >= self._next_check or (
+            self._world.size == 1 and self._clock.read(synchronize=False) >= self._due_s
+        ):
             self._check()
         elif self._budget.seconds is None:
             # Samples are counted: nothing to extrapolate.
             self.progress = self._clock.progress(0.0, self.samples, self.steps)
         else:
             self.progress = min(self.progress + self._per_step, self._stop)
-
-    def _overdue(self) -> bool:
-        """Return whether the seconds until the next reading are over before its step is reached.
-
-        The host's clock may be behind the device's work, but never ahead of it.
-        """
-        return self._world.size == 1 and self._clock.read(synchronize=False) >= self._due_s
 
     def _check(self) -> None:
         train_s = self._clock.read() if self._world.main else 0.0

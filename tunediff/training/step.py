@@ -62,10 +62,6 @@ class OptimizerStep:
         """Begin the next optimizer step."""
         self.loss, self.updated = None, False
 
-    def begin_pass(self, index: int) -> None:
-        """Begin with the batch of pass number `index` of this step."""
-        self.pass_index, self.stepped = index, False
-
     @property
     def sync_gradients(self) -> bool:
         """Return whether this batch is the last of its step."""
