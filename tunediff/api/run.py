@@ -147,7 +147,6 @@ def _search(
         searched = confirming.complete(folder, space)
         nothing_left = searched or experiment.out_of_time(folder, space)
         is_here = options.address is None
-        # Finalists are those of all trials: other ones would spend their error
         left = confirming.pending(folder, space, is_here) if nothing_left else None
         if nothing_left and left is None:
             command_time.dismiss()

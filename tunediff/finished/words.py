@@ -81,15 +81,15 @@ def _notes(result: Result, one: Candidate, of: FinishedSet) -> Iterator[str]:
     level = result.rule.level / (1 if result.rule.one_sided or len(result.candidates) < 2 else 2)
     for name, words in _gates(result, of).items():
         test = of.tests[name]
-        found = f"{interval(test)}, " if test.value is not None else ""
+        estimate = f"{interval(test)}, " if test.value is not None else ""
         shown = f"{'' if test.shown else 'not '}shown to {words}"
-        yield f"{shown} ({found}p = {number(test.p)}, {WORDS[test.method]} at a level of {number(level)})"
+        yield f"{shown} ({estimate}p = {number(test.p)}, {WORDS[test.method]} at a level of {number(level)})"
     if of.runs_needed is not None:
         yield f"to show the margin in 80 % takes {of.runs_needed} runs"
     if of.p_if_repeated is not None:
         decides = one.effect or of.tests["meets_target"]
-        found = size(decides.resolution or 0.0, decides.kind == "ratio")
-        yield f"these runs find a difference of {found} in 80 %"
+        detectable = size(decides.resolution or 0.0, decides.kind == "ratio")
+        yield f"these runs find a difference of {detectable} in 80 %"
         share = number(of.p_if_repeated) if of.p_if_repeated >= 1e-4 else "below 0.0001"
         if of.p_if_repeated > (decides.p or 0.0):  # of few runs Welch's test is rarer than its p
             yield f"tested after each run from the third on, p would be {share}"

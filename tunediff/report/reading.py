@@ -199,13 +199,13 @@ def _of_sides(comparison: Comparison) -> Result:
     """Return the result of a comparison of two sides."""
     folder, rules, limit = comparison.folder, comparison.rules, comparison.experiment.limit
     code, holdout = (sides.content(folder, name) for name in (sides.CODE, sides.HOLDOUT_VALUES))
-    ledger = sides.content(folder, sides.LEDGER)
+    ledger, is_command = sides.content(folder, sides.LEDGER), sides.of_commands(folder)
     candidates, results = [], list[int]()
     for one, name, setup_s in zip(
         comparison.candidates, comparison.names, sides.setup_s(comparison), strict=True
     ):
         counts = [
-            run.points[-1].samples if sides.of_commands(folder) else len(run.points)
+            run.points[-1].samples if is_command else len(run.points)
             for run in one.runs
             if run.points
         ]
@@ -223,10 +223,8 @@ def _of_sides(comparison: Comparison) -> Result:
         candidates.append(found)
     a, b = comparison.values[:, ~np.isnan(comparison.values).any(axis=0)]
     is_ahead = b < a if comparison.lower_is_better else b > a
-    is_block = any(  # a process is several runs, and their mean its value
-        getattr(getattr(one, "definition", None), "reduce", "").startswith("each")
-        for one in comparison.configs
-    )
+    # Of blocks a process is several runs, and their mean its value
+    is_block = is_command and any("each" in one.definition.reduce for one in comparison.configs)
     by_target = TIME_TO_TARGET if rules.counted == "first" else "train_s"
     return Result(
         **_common(comparison.runs, sides.clocked(comparison), sessions.spent_s(folder)),

@@ -92,7 +92,8 @@ def pending(
 ) -> tuple[Path, SearchSpace] | None:
     """Return folder and space of the confirming runs that are left to run; None: there are none.
 
-    See `prepare`. Runs are left where a round fits into `budget: total`, also those that failed for
+    See `prepare`: a search whose trials are not over has other finalists, which would spend their
+    error. Runs are left where a round fits into `budget: total`, also those that failed for
     an outside reason, unless it is decided without them.
     """
     results = analysis.read(folder)
